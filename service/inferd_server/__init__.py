@@ -1,0 +1,1 @@
+"""inferd: a typed gRPC inference daemon for Apple MLX."""

@@ -1,0 +1,1 @@
+"""WORDS: plain data and errors that several rooms share; standard library only."""

@@ -1,0 +1,290 @@
+"""Words about generation: a request as the service understands it, and what comes back."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from .model import ContentionPolicy
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended normally."""
+
+    EOS = "eos"
+    STOP = "stop"
+    MAX_TOKENS = "max_tokens"
+    CONTEXT_LENGTH = "context_length"
+    TOOL_CALLS = "tool_calls"
+
+
+class WaitState(StrEnum):
+    """What a waiting request waits for."""
+
+    QUEUED = "queued"
+    EVICTING = "evicting"
+    LOADING = "loading"
+    PREEMPTED = "preempted"
+
+
+class Role(StrEnum):
+    """Who said a message; the values are what chat templates expect."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call of a tool by the model; the arguments are JSON text."""
+
+    id: str
+    name: str
+    arguments_json: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool on offer; `parameters_json` is a JSON Schema as text."""
+
+    name: str
+    description: str
+    parameters_json: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn. `text_parts` are its text parts in order; other media come with the vision engine."""
+
+    role: Role
+    text_parts: tuple[str, ...]
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RawPrompt:
+    """Text without a template."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """Turns for the model's own template; `template_variables` go to it as they are."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    template_variables: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Token ids."""
+
+    ids: tuple[int, ...]
+
+
+Prompt = RawPrompt | ChatPrompt | TokenPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingChoices:
+    """Sampling as asked for: None means the model's default."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    repetition_window: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    logit_bias: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StopChoices:
+    """When to stop, as asked for. `max_tokens` None means the model's default."""
+
+    max_tokens: int | None = None
+    sequences: tuple[str, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OutputChoices:
+    """What to return beside the text. `top_logprobs` None: no logprobs; 0: the chosen token's only."""
+
+    token_ids: bool = False
+    top_logprobs: int | None = None
+    rendered_prompt: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingChoices:
+    """Scheduling as asked for. `contention` None means the server's policy."""
+
+    contention: ContentionPolicy | None = None
+    priority: int = 0
+    load_if_needed: bool = True
+    preemptible: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A request that passed the checks of form (rpc/validate.py); those that need the model come in serving."""
+
+    request_id: str
+    model: str
+    prompt: Prompt
+    sampling: SamplingChoices = field(default_factory=SamplingChoices)
+    stop: StopChoices = field(default_factory=StopChoices)
+    output: OutputChoices = field(default_factory=OutputChoices)
+    scheduling: SchedulingChoices = field(default_factory=SchedulingChoices)
+    session_id: str = ""
+    waiting_events: bool = False
+    coalesce_seconds: float | None = None
+
+
+# --- what an engine is asked for, and what it answers -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling with every choice made. `temperature` 0 is greedy; `top_k` 0, `top_p` 1, `min_p` 0 and the penalties'
+    neutral values (1, 0, 0) turn each off. The token at output position p draws from key (seed, p) alone."""
+
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    repetition_window: int = 64
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRequest:
+    """One sequence for an engine. Every id lies inside the vocabulary and `len(prompt_ids) >= 1`.
+
+    Attributes:
+        prompt_ids: the prompt's token ids.
+        emitted_ids: output ids from before an interruption; the engine goes on behind them, and they count for
+            penalties and for the sampling position, but not for max_tokens.
+        max_tokens: most tokens still to generate, >= 1.
+        end_ids: ids that end the output (end-of-sequence and the request's stop tokens).
+        top_logprobs: None for no logprobs, else the number of alternatives.
+    """
+
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    max_tokens: int
+    end_ids: frozenset[int] = frozenset()
+    emitted_ids: tuple[int, ...] = ()
+    top_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural-log probability of a token under the raw logits, and (id, logprob) of alternatives, best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True)
+class Token:
+    """One decoded token of the sequence `uid`.
+
+    Attributes:
+        ended: "" while the sequence goes on, else "end_id" (this token is one of end_ids; it is not output) or
+            "length" (max_tokens reached with this token, which is output).
+        failure: set when the sequence failed by itself (NaN logits, a failing processor); it is out of the engine.
+    """
+
+    uid: int
+    token_id: int
+    logprob: TokenLogprob | None = None
+    ended: str = ""
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts."""
+
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Where the time went, in seconds; the parts add up to total."""
+
+    queue: float = 0.0
+    load: float = 0.0
+    prefill: float = 0.0
+    decode: float = 0.0
+    total: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model that served a request."""
+
+    name: str
+    revision: str
+    load_generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Event: not running."""
+
+    state: WaitState
+    queue_position: int = 0
+    load_progress: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Event: admitted; once, before any delta."""
+
+    request_id: str
+    model: ServedModel
+    prompt_tokens: int
+    rendered_prompt: str = ""
+
+
+@dataclass(slots=True)
+class Delta:
+    """Event: new output. `completion_tokens` counts all so far."""
+
+    text: str = ""
+    reasoning: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Event: the end; once, last."""
+
+    finish_reason: FinishReason
+    matched_stop: str
+    usage: Usage
+    timing: Timing
+    preemptions: int = 0
+
+
+Event = Waiting | Started | Delta | Finished

@@ -1,0 +1,1 @@
+"""METAL: the only room that imports mlx and mlx_lm."""

@@ -1,0 +1,50 @@
+"""The engine's protocol: mlx-lm's verbs over one loaded model. Everything is called on the one thread that owns it."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from inferd_server.core.generation import DecodeRequest, Token
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step brought. `tokens` holds at most one token for each running sequence, in no promised order."""
+
+    tokens: list[Token]
+    prefill_tokens: int = 0
+
+
+class Engine(Protocol):
+    """One loaded model, driven by its owning thread.
+
+    A failing sequence fails alone (Token.failure). An exception from `step` means the whole generator is suspect: the
+    engine has discarded it and every sequence it held is lost; the engine can be used again unless `is_broken`.
+    """
+
+    @property
+    def weights_nbytes(self) -> int:
+        """Parameter bytes."""
+
+    @property
+    def cache_nbytes(self) -> int:
+        """KV cache held now, bytes."""
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether nothing more can be run (a device error, a failed rebuild)."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do something."""
+
+    def insert(self, request: DecodeRequest) -> int:
+        """Take a sequence; its prefill starts at the next step. Returns its uid, unique in this engine."""
+
+    def step(self) -> StepResult:
+        """One decode step for all running sequences, and a bounded piece of prefill."""
+
+    def remove(self, uid: int) -> None:
+        """Drop a sequence at any stage; others are untouched. An unknown uid is no error (it may just have ended)."""
+
+    def close(self) -> None:
+        """Drop the model and caches and clear the buffer cache; the last call on the owning thread."""

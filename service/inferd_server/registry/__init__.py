@@ -1,0 +1,1 @@
+"""RESIDENCY: which models are in memory."""

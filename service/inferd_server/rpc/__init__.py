@@ -1,0 +1,1 @@
+"""WIRE: the only room that imports grpc and protobuf."""

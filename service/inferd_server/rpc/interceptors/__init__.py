@@ -1,0 +1,1 @@
+"""AROUND: what wraps every call."""

@@ -1,0 +1,1 @@
+"""BATCHING: who runs next inside one loaded model."""

@@ -1,0 +1,1 @@
+"""EYES: logs, metrics, tracing."""

@@ -1,0 +1,1 @@
+"""TEXT: between token ids and text; no arrays."""
