@@ -44,7 +44,7 @@ def build_tokenizer(folder: Path, chat_template: str | None = CHAT_TEMPLATE) -> 
     return len(vocabulary)
 
 
-def build(  # noqa: PLR0913 - each argument is one knob of the model
+def build(
     folder: Path,
     *,
     layers: int = 2,
@@ -57,7 +57,7 @@ def build(  # noqa: PLR0913 - each argument is one knob of the model
 ) -> Path:
     """Write a model folder that mlx_lm loads and return it. `layers` and `hidden` set its size."""
     import mlx.core as mx
-    import mlx.nn as nn
+    from mlx import nn
     from mlx.utils import tree_flatten, tree_map
     from mlx_lm.models import llama
 

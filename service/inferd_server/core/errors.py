@@ -328,9 +328,7 @@ def server_shutdown() -> InferdError:
 
 def cancelled_by_request(request_id: str) -> InferdError:
     """CancelGeneration named this request."""
-    return InferdError(
-        Reason.CANCELLED_BY_REQUEST, "cancelled by CancelGeneration", facts={"request_id": request_id}
-    )
+    return InferdError(Reason.CANCELLED_BY_REQUEST, "cancelled by CancelGeneration", facts={"request_id": request_id})
 
 
 def request_id_in_use(request_id: str) -> InferdError:
@@ -356,6 +354,4 @@ def model_busy(model: str, running: int) -> InferdError:
 
 def method_unimplemented(method: str) -> InferdError:
     """A method of the contract that this version does not serve yet."""
-    return InferdError(
-        Reason.METHOD_UNIMPLEMENTED, f"{method} is not served by this version", facts={"method": method}
-    )
+    return InferdError(Reason.METHOD_UNIMPLEMENTED, f"{method} is not served by this version", facts={"method": method})
