@@ -1,0 +1,277 @@
+"""One request in flight: prompt, lease, stream, interruption and resume, end."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from enum import Enum
+
+from inferd_server.core.errors import InferdError, preempted, request_timeout
+from inferd_server.core.generation import (
+    DecodeRequest,
+    Event,
+    Finished,
+    GenerationRequest,
+    Sampling,
+    ServedModel,
+    Started,
+    Usage,
+    Waiting,
+    WaitState,
+)
+from inferd_server.core.model import Clock, ContentionPolicy, Interrupted, ModelEntry
+from inferd_server.registry.lease import Lease
+from inferd_server.registry.registry import LeaseRequest, Registry
+from inferd_server.scheduler.scheduler import Scheduler
+from inferd_server.scheduler.stream import Stream
+
+from .acquiring import Acquiring
+from .assembly import Assembly
+from .limits import LengthLimit
+from .stopwatch import Stopwatch
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """A request's prompt and choices, ready for an engine."""
+
+    ids: tuple[int, ...]
+    rendered: str
+    sampling: Sampling
+    limit: LengthLimit
+    end_ids: frozenset[int]
+    assembly: Assembly
+
+
+class Stage(Enum):
+    """Where a request stands, for the bound of the queue and for the drain."""
+
+    PREPARING = 1
+    WAITING = 2
+    RUNNING = 3
+    INTERRUPTED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOptions:
+    """The server's side of every request; times in seconds."""
+
+    policy: ContentionPolicy
+    coalesce_seconds: float = 0.010
+    request_timeout_seconds: float = 600.0
+    resume_preempted: bool = True
+    resume_margin_seconds: float = 1.0
+
+
+class Generation:
+    """One request from its prepared prompt to its end. `events` runs once."""
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        entry: ModelEntry,
+        registry: Registry,
+        options: GenerationOptions,
+        clock: Clock,
+        deadline: float | None,
+    ) -> None:
+        self.request = request
+        self.entry = entry
+        self.stage = Stage.PREPARING
+        self.prepared: PreparedPrompt | None = None
+        self._registry = registry
+        self._options = options
+        self._clock = clock
+        self._deadline = deadline
+        self._stopwatch = Stopwatch(clock)
+        self._preemptions = 0
+        self._error: InferdError | None = None
+        self._acquiring: Acquiring | None = None
+        self._lease: Lease | None = None
+        self._stream: Stream | None = None
+        self._timeout: asyncio.TimerHandle | None = None
+
+    def end(self, error: InferdError) -> None:
+        """End the request from outside with `error`, wherever it stands; its row and its lease are free at once,
+        even if its consumer is stuck in a write. The first reason given counts. Synchronous."""
+        if self._error is not None:
+            return
+        self._error = error
+        if self._acquiring is not None:
+            self._acquiring.close()
+        if self._stream is not None:
+            self._stream.end(error)
+        if self._lease is not None:
+            self._lease.release()
+
+    async def events(self, prepared: PreparedPrompt) -> AsyncGenerator[Event, None]:
+        """Waiting* Started Delta* Finished.
+
+        Raises:
+            InferdError: anything else; with completion_tokens once it has started.
+        """
+        self.prepared = prepared
+        try:
+            async with aclosing(self._attempts(prepared)) as attempts:
+                async for event in attempts:
+                    yield event
+            yield self._finished(prepared)
+        except InferdError as error:
+            raise self._with_counts(error, prepared) from None
+        except asyncio.CancelledError:
+            if self._error is not None and not _is_cancelled():
+                raise self._with_counts(self._error, prepared) from None
+            raise
+        finally:
+            if self._timeout is not None:
+                self._timeout.cancel()
+
+    async def _attempts(self, prepared: PreparedPrompt) -> AsyncGenerator[Event, None]:
+        """One attempt for each time that the model is (again) resident, until the output has ended."""
+        while prepared.assembly.finish_reason is None:
+            lease = self._registry.lease_now(self._lease_request())
+            if lease is None:
+                async with aclosing(self._wait()) as waits:
+                    async for waiting in waits:
+                        yield waiting
+                lease = self._take_lease()
+            self._lease = lease
+            try:
+                async with lease, aclosing(self._decode(prepared, lease)) as events:
+                    async for event in events:
+                        yield event
+            except Interrupted as signal:
+                self._note_interruption(signal)
+                if self.request.waiting_events:
+                    yield Waiting(WaitState.PREEMPTED)
+            finally:
+                self._lease = None
+
+    async def _wait(self) -> AsyncGenerator[Waiting, None]:
+        if self.stage is not Stage.INTERRUPTED:
+            self.stage = Stage.WAITING
+        self.check_ended()
+        acquiring = Acquiring(self._registry, self._lease_request(), tell_waiting=self.request.waiting_events)
+        self._acquiring = acquiring
+        try:
+            while (waiting := await acquiring.next()) is not None:
+                yield waiting
+            self._lease = acquiring.take()
+        finally:
+            acquiring.close()
+            self._acquiring = None
+
+    def _take_lease(self) -> Lease:
+        lease = self._lease
+        assert lease is not None, "the wait ended without a lease and without an error"
+        self._stopwatch.loaded(lease.loading_seconds)
+        return lease
+
+    async def _decode(self, prepared: PreparedPrompt, lease: Lease) -> AsyncGenerator[Event, None]:
+        self.check_ended()
+        async with aclosing(self._submit(prepared, lease)) as stream:
+            self._stream = stream
+            try:
+                if self.request.waiting_events and stream.queue_position:
+                    yield Waiting(WaitState.QUEUED, stream.queue_position)
+                await stream.admitted()
+                if self._admit():
+                    yield self._started(prepared, lease)
+                async for tokens in stream:
+                    self._stopwatch.token()
+                    delta = prepared.assembly.add(tokens)
+                    if delta.text or delta.token_ids or delta.logprobs:
+                        yield delta
+                    if prepared.assembly.finish_reason is not None:
+                        return
+            finally:
+                self._stream = None
+
+    def _submit(self, prepared: PreparedPrompt, lease: Lease) -> Stream:
+        scheduler = lease.resident
+        assert isinstance(scheduler, Scheduler)
+        emitted = prepared.assembly.emitted_ids
+        request = DecodeRequest(
+            prompt_ids=prepared.ids,
+            sampling=prepared.sampling,
+            max_tokens=prepared.limit.tokens - len(emitted),
+            end_ids=prepared.end_ids,
+            emitted_ids=tuple(emitted),
+            top_logprobs=self.request.output.top_logprobs,
+        )
+        asked = self.request.coalesce_seconds
+        coalesce_seconds = self._options.coalesce_seconds if asked is None else asked
+        return scheduler.submit(request, priority=self.request.scheduling.priority, coalesce_seconds=coalesce_seconds)
+
+    def _lease_request(self) -> LeaseRequest:
+        scheduling = self.request.scheduling
+        return LeaseRequest(
+            model=self.entry.name,
+            policy=scheduling.contention or self._options.policy,
+            priority=scheduling.priority,
+            preemptible=scheduling.preemptible,
+            load_if_needed=scheduling.load_if_needed,
+            interrupted=self.stage is Stage.INTERRUPTED,
+            work_done=self._work_done,
+        )
+
+    def _work_done(self) -> int:
+        prepared = self.prepared
+        return 0 if prepared is None else len(prepared.ids) + len(prepared.assembly.emitted_ids)
+
+    def _admit(self) -> bool:
+        """Note the admission; whether it was the first."""
+        first = self.stage is not Stage.INTERRUPTED
+        self.stage = Stage.RUNNING
+        self._stopwatch.admitted()
+        if self._timeout is None and self._options.request_timeout_seconds:
+            limit = self._options.request_timeout_seconds
+            self._timeout = asyncio.get_running_loop().call_later(limit, self.end, request_timeout(limit))
+        return first
+
+    def _note_interruption(self, signal: Interrupted) -> None:
+        may_resume = self._options.resume_preempted and (
+            self._deadline is None or self._deadline - self._clock() > self._options.resume_margin_seconds
+        )
+        if not may_resume:
+            raise preempted(self.entry.name, signal.by_model)
+        if self.stage is Stage.RUNNING:
+            self._preemptions += 1
+            self.stage = Stage.INTERRUPTED
+        self._stopwatch.interrupted()
+
+    def _started(self, prepared: PreparedPrompt, lease: Lease) -> Started:
+        return Started(
+            request_id=self.request.request_id,
+            model=ServedModel(self.entry.name, self.entry.revision, lease.generation),
+            prompt_tokens=len(prepared.ids),
+            rendered_prompt=prepared.rendered if self.request.output.rendered_prompt else "",
+        )
+
+    def _finished(self, prepared: PreparedPrompt) -> Finished:
+        assembly = prepared.assembly
+        assert assembly.finish_reason is not None
+        return Finished(
+            finish_reason=assembly.finish_reason,
+            matched_stop=assembly.matched_stop,
+            usage=Usage(prompt_tokens=len(prepared.ids), completion_tokens=len(assembly.emitted_ids)),
+            timing=self._stopwatch.timing(),
+            preemptions=self._preemptions,
+        )
+
+    def check_ended(self) -> None:
+        """Raise what `end` was given, if it was called."""
+        if self._error is not None:
+            raise self._error
+
+    def _with_counts(self, error: InferdError, prepared: PreparedPrompt) -> InferdError:
+        if self.stage not in {Stage.RUNNING, Stage.INTERRUPTED}:
+            return error
+        return error.with_facts(
+            request_id=self.request.request_id, completion_tokens=len(prepared.assembly.emitted_ids)
+        )
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
