@@ -171,6 +171,8 @@ class Generation:
         self.check_ended()
         async with aclosing(self._submit(prepared, lease)) as stream:
             self._stream = stream
+            if self.stage is Stage.PREPARING:
+                self.stage = Stage.WAITING
             try:
                 if self.request.waiting_events and stream.queue_position:
                     yield Waiting(WaitState.QUEUED, stream.queue_position)

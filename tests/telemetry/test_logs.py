@@ -1,0 +1,59 @@
+"""Logs: structured, one line, bounded."""
+
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import logging
+from inferd_server.telemetry.logs import configure
+configure({format!r})
+log = logging.getLogger("inferd.access")
+log.info("rpc", extra={{"request_id": "r1", "code": "OK", "long": "x" * 10_000}})
+try:
+    raise ValueError("boom")
+except ValueError:
+    log.exception("failed")
+logging.getLogger("other").info("not shown")
+"""
+
+
+def _run(log_format: str) -> list[str]:
+    program = PROGRAM.format(format=log_format)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return done.stderr.splitlines()
+
+
+def test_json_lines_carry_the_fields_of_a_record_and_cut_long_values() -> None:
+    first, second = (json.loads(line) for line in _run("json"))
+    assert first["event"] == "rpc"
+    assert first["request_id"] == "r1"
+    assert first["logger"] == "inferd.access"
+    assert len(first["long"]) == 2001
+    assert "ValueError: boom" in second["exception"]
+
+
+def test_console_lines_name_the_fields() -> None:
+    assert "request_id=r1" in _run("console")[0]
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_libraries_are_quiet_below_warning(log_format: str) -> None:
+    assert not any("not shown" in line for line in _run(log_format))
+
+
+def test_configuring_twice_keeps_one_handler() -> None:
+    from inferd_server.telemetry.logs import configure
+
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    try:
+        configure()
+        configure("json")
+        assert len(root.handlers) == 1
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
