@@ -1,0 +1,128 @@
+"""A real server in a process of its own, for tests over a real socket."""
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+START_SECONDS = 60
+
+
+class ServerProcess:
+    """`inferd serve` as a child process.
+
+    Attributes:
+        address: HOST:PORT or unix:PATH, as the server announced it.
+        log: the lines of its standard error so far.
+    """
+
+    def __init__(self, arguments: Sequence[str], *, program: Sequence[str] = ("-m", "inferd_server"), **environ: str):
+        self.log: list[str] = []
+        self._lines: queue.Queue[str] = queue.Queue()
+        self._process = subprocess.Popen(
+            [sys.executable, *program, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", **environ},
+        )
+        self._readers = [
+            threading.Thread(target=self._read_output, daemon=True),
+            threading.Thread(target=self._read_log, daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+        self.address = ""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _read_output(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line.rstrip("\n"))
+        self._lines.put("")
+
+    def _read_log(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self.log.append(line.rstrip("\n"))
+
+    def wait_until_listening(self) -> str:
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"no 'listening on' line; log: {self.log}") from None
+            if line.startswith("listening on "):
+                self.address = line.removeprefix("listening on ")
+                return self.address
+            if line == "" and self._process.poll() is not None:
+                time.sleep(0.1)
+                raise AssertionError(f"the server ended with {self._process.returncode}; log: {self.log}")
+
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        self._process.send_signal(number)
+
+    def wait(self, timeout: float = 30) -> int:
+        """The exit code; the log is complete afterwards."""
+        code = self._process.wait(timeout)
+        for reader in self._readers:
+            reader.join(timeout=5)
+        return code
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self.signal(signal.SIGTERM)
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        self.wait()
+        for stream in (self._process.stdout, self._process.stderr):
+            assert stream is not None
+            stream.close()
+
+
+def write_config(
+    folder: Path,
+    models: Sequence[dict[str, Any]],
+    *,
+    budget_gb: float,
+    server: dict[str, Any] | None = None,
+    manager: dict[str, Any] | None = None,
+) -> Path:
+    """A configuration file with short times; `models` are entries as in the file."""
+    config = {
+        "server": {"listen": "127.0.0.1:0", "drain_delay_s": 0, "drain_timeout_s": 5, **(server or {})},
+        "manager": {"memory_budget_gb": budget_gb, "min_residency_s": 0, **(manager or {})},
+        "models": [
+            {key: str(value) if isinstance(value, Path) else value for key, value in model.items()} for model in models
+        ],
+    }
+    path = folder / "inferd.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+@contextmanager
+def serving(config: Path, **environ: str) -> Iterator[ServerProcess]:
+    """A server on this configuration, listening; stopped at the end."""
+    server = ServerProcess(["serve", "--config", str(config)], **environ)
+    try:
+        server.wait_until_listening()
+        yield server
+    finally:
+        server.close()
