@@ -1,0 +1,273 @@
+"""Measures the server against the floor, in pairs, and writes benchmarks/results.
+
+    python benchmarks/run.py [--pairs 5] [--models tiny,smollm2] [--streams 1,4,16,64] [--publish]
+
+Floor, server and load generator are three processes. A round runs the floor and each variant of the server on the same
+requests, one after the other and in turning order; every figure is the median over the rounds of (server / floor), so
+that what else the machine does falls on both. `--publish` writes docs/performance.md as well.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import report
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from workload import Trial, quantile
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+VARIANTS: dict[str, int | None] = {"default": None, "coalesce_ms 0": 0}
+# Enough tokens that CPU seconds, counted in ticks of 10 ms, are exact to a few per cent.
+TINY_WAVES = {1: 40, 4: 20, 16: 12, 64: 5}
+LATE_STREAMS, LATE_ARRIVALS = 4, 20
+
+
+class Child:
+    """A benchmark process that answers commands (workload.py)."""
+
+    def __init__(self, *command: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
+
+    def ask(self, name: str, **arguments: Any) -> Any:
+        """The answer to one command; raises if the process died over it."""
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write(json.dumps([name, arguments]) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"{self.process.args} ended with code {self.process.wait()}")
+        return json.loads(answer)
+
+    def close(self) -> None:
+        """End it."""
+        self.process.communicate(timeout=30)
+
+
+class Usage:
+    """What a process and its children use, as the operating system counts it."""
+
+    def __init__(self, pid: int) -> None:
+        self.process = psutil.Process(pid)
+
+    def cpu_seconds(self) -> float:
+        """User and system time so far, children included."""
+        times = [one.cpu_times() for one in (self.process, *self.process.children(recursive=True))]
+        return sum(t.user + t.system for t in times)
+
+    def peak_mib(self) -> float:
+        """Most memory ever resident (Linux); where the system does not say, what is resident now."""
+        status = Path(f"/proc/{self.process.pid}/status")
+        if status.exists() and (found := re.search(r"VmHWM:\s+(\d+) kB", status.read_text())):
+            return int(found.group(1)) / 1024
+        return float(self.process.memory_info().rss) / 2**20
+
+
+@contextmanager
+def server(command: list[str], log: Path) -> Iterator[tuple[str, int]]:
+    """A running server: its address and its process id; ended by SIGTERM."""
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True, cwd=ROOT)
+        try:
+            yield _wait_until_ready(process, log), process.pid
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _wait_until_ready(process: "subprocess.Popen[str]", log: Path) -> str:
+    assert process.stdout
+    for line in process.stdout:
+        if found := re.search(r"listening on (\S+)", line):
+            threading.Thread(target=process.stdout.read, daemon=True).start()  # the pipe must not fill up
+            _await_health(found.group(1))
+            return found.group(1)
+    raise RuntimeError(f"the server ended with code {process.wait()} before it listened; see {log}")
+
+
+def _await_health(address: str, seconds: float = 300) -> None:
+    end = time.monotonic() + seconds
+    with grpc.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest(service="readiness")
+        while stub.Check(request, wait_for_ready=True, timeout=30).status != health_pb2.HealthCheckResponse.SERVING:
+            if time.monotonic() > end:
+                raise RuntimeError(f"{address} was not ready within {seconds:.0f} s")
+            time.sleep(0.1)
+
+
+def summary(measured: dict[str, Any], cpu_seconds: float) -> dict[str, float]:
+    """The figures of one trial."""
+    return {
+        "tokens": measured["tokens"],
+        "prompt_tokens": measured["prompt_tokens"],
+        "tokens_per_s": measured["tokens"] / measured["seconds"],
+        "cpu_s_per_1000_tokens": 1000 * cpu_seconds / measured["tokens"],
+        "ttft_p50_ms": quantile(measured["ttft_ms"], 0.5),
+        "ttft_p99_ms": quantile(measured["ttft_ms"], 0.99),
+        "gap_p50_ms": quantile(measured["gap_ms"], 0.5),
+        "gap_p99_ms": quantile(measured["gap_ms"], 0.99),
+        "tpot_p50_ms": quantile(measured["tpot_ms"], 0.5),
+        "tokens_per_delivery": measured["tokens"] / measured["deliveries"],
+    }
+
+
+class Bench:
+    """One model: its floor, its server, its load."""
+
+    def __init__(self, floor: Child, load: Child, server_usage: Usage) -> None:
+        self.floor, self.load = floor, load
+        self.floor_usage, self.server_usage = Usage(floor.process.pid), server_usage
+
+    def measure(self, child: Child, usage: Usage, trial: Trial) -> dict[str, float]:
+        """One trial with the CPU time that the measured process (not the load generator) took for it."""
+        before = usage.cpu_seconds()
+        measured = child.ask("run", trial=asdict(trial))
+        return summary(measured, usage.cpu_seconds() - before)
+
+    def case(self, trial: Trial, pairs: int) -> list[dict[str, Any]]:
+        """A row for each variant: all its rounds, and whether the server's tokens are the floor's."""
+        one = replace(trial, waves=1)
+        expected = self.floor.ask("run", trial=asdict(one), with_ids=True)["outputs"]
+        actual = self.load.ask("run", trial=asdict(one), with_ids=True)["outputs"]
+        equal = sum(a == b for a, b in zip(expected, actual, strict=True)) / len(expected)
+        rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in VARIANTS}
+        for number in range(pairs):
+            seeded = replace(trial, seed=trial.seed + number)
+            measured = self._round(seeded, turn=number)
+            for name in VARIANTS:
+                rounds[name].append({"floor": measured["floor"], "server": measured[name]})
+        return [
+            {"variant": name, "streams": trial.streams, "equal": equal, "rounds": rounds[name]} for name in VARIANTS
+        ]
+
+    def _round(self, trial: Trial, turn: int) -> dict[str, dict[str, float]]:
+        names = ["floor", *VARIANTS]
+        turn %= len(names)
+        measured = {}
+        for name in names[turn:] + names[:turn]:
+            if name == "floor":
+                measured[name] = self.measure(self.floor, self.floor_usage, trial)
+            else:
+                measured[name] = self.measure(self.load, self.server_usage, replace(trial, coalesce_ms=VARIANTS[name]))
+        return measured
+
+    def late(self, trial: Trial, pairs: int) -> list[dict[str, Any]]:
+        """Rounds of arrivals at an idle model and beside running streams, for each variant."""
+        rows = []
+        for name, coalesce_ms in VARIANTS.items():
+            task = asdict(replace(trial, coalesce_ms=coalesce_ms))
+            rounds = [self.load.ask("late", trial=task, arrivals=LATE_ARRIVALS) for _ in range(pairs)]
+            rows.append({"variant": name, "streams": trial.streams, "rounds": rounds})
+        return rows
+
+
+def trials(model: str, streams: list[int]) -> list[Trial]:
+    """The trials of a model: seconds each, on two cores."""
+    if model == "tiny":
+        return [Trial(n, TINY_WAVES.get(n, 5), 32, 64, seed=100) for n in streams]
+    return [Trial(n, 2 if n == 1 else 1, 64, 32, seed=100) for n in streams if n <= 16]
+
+
+def bench_model(model: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """All figures of one model."""
+    streams = [int(n) for n in options.streams.split(",")]
+    with ExitStack() as stack:
+        config = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "inferd.yaml"
+        config.write_text(
+            "manager: {memory_budget_gb: 8}\n"
+            f"models:\n- {{name: {model}, path: {json.dumps(str(folder))}, preload: true, max_batch_size: 64}}\n"
+        )
+        command = [*options.server.split(), "--config", str(config), "--listen", "127.0.0.1:0"]
+        address, pid = stack.enter_context(server(command, RESULTS / f"server-{model}.log"))
+        floor, load = Child("benchmarks/floor.py", str(folder)), Child("benchmarks/client_load.py", address, model)
+        stack.callback(floor.close)
+        stack.callback(load.close)
+        bench = Bench(floor, load, Usage(pid))
+        rows: list[dict[str, Any]] = []
+        for trial in trials(model, streams):
+            rows += bench.case(trial, options.pairs)
+            print(report.progress(model, rows[-len(VARIANTS) :]), flush=True)
+        late = bench.late(Trial(LATE_STREAMS, 1, 32, 64, seed=7), options.pairs) if model == "tiny" else []
+        memory = {"floor_mib": bench.floor_usage.peak_mib(), "server_mib": bench.server_usage.peak_mib()}
+        return {"model": model, "rows": rows, "late": late, "memory": memory}
+
+
+def model_folder(model: str, scratch: Path) -> Path:
+    """The tiny model is made anew; SmolLM2 is the demo's (prepared first, if need be)."""
+    if model == "tiny":
+        sys.path.insert(0, str(ROOT / "tests"))
+        from support import tiny_llama  # noqa: PLC0415 - found only now that tests/ is on the path
+
+        return tiny_llama.build(scratch / "tiny")
+    demo = Path(os.environ.setdefault("INFERD_DEMO_DIR", str(ROOT / ".demo")))
+    if not (found := sorted(demo.rglob("config.json"))):
+        subprocess.run([ROOT / ".venv/bin/inferd", "demo-model"], check=True, cwd=ROOT)
+        found = sorted(demo.rglob("config.json"))
+    return found[0].parent
+
+
+def environment() -> dict[str, Any]:
+    """What the figures depend on."""
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    return {
+        "commit": commit.strip(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("mlx", "mlx-lm", "grpcio")},
+        "blas": "preloaded" if "blas" in os.environ.get("LD_PRELOAD", "") else "as mlx ships it",
+        "load_before": os.getloadavg()[0],
+        "time": time.strftime("%Y-%m-%d %H:%M"),
+    }
+
+
+def main() -> None:
+    """Run, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=5, help="rounds of every case (default 5)")
+    parser.add_argument("--models", default="tiny,smollm2", help="which models")
+    parser.add_argument("--streams", default="1,4,16,64", help="streams at a time")
+    parser.add_argument("--server", default=f"{ROOT}/.venv/bin/inferd serve", help="the server's command")
+    parser.add_argument("--publish", action="store_true", help="write docs/performance.md and its plot")
+    options = parser.parse_args()
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        results = {
+            "environment": environment(),
+            "pairs": options.pairs,
+            "models": [
+                bench_model(name, model_folder(name, Path(scratch)), options) for name in options.models.split(",")
+            ],
+        }
+    (RESULTS / "results.json").write_text(json.dumps(results, indent=1))
+    print(report.text(results))
+    report.plot(results, RESULTS / "performance.png")
+    if options.publish:
+        report.publish(results, ROOT / "docs")
+
+
+if __name__ == "__main__":
+    main()
