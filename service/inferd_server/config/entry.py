@@ -1,0 +1,84 @@
+"""From configured models to the entries that the rooms below know."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from inferd_server.core.model import ContentionPolicy, EngineSettings, ModelEntry, SamplingDefaults
+from inferd_server.registry.catalog import ModelFacts, with_facts
+
+from .schema import Defaults, ManagerSection, ModelSection, ServerSection
+
+GIBIBYTE = 2**30
+ENGINE_KEYS = ("continuous_batching", "max_batch_size", "prefill_step_size", "stream_interval")
+SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
+
+
+def nbytes_of(gibibytes: float) -> int:
+    """GiB as bytes."""
+    return round(gibibytes * GIBIBYTE)
+
+
+def local_folder(model: ModelSection, directory: Path) -> Path | None:
+    """The folder that an entry names, made absolute from the file's `directory`; None for a hub id.
+
+    `model` may be either: it is a folder where it looks like a path or where such a folder exists.
+    """
+    stated = model.path or model.model
+    if stated is None:
+        return None
+    folder = (directory / Path(stated).expanduser()).absolute()
+    looks_like_path = model.path is not None or stated.startswith(("/", "./", "../", "~"))
+    return folder if looks_like_path or folder.is_dir() else None
+
+
+def contention_policy(manager: ManagerSection) -> ContentionPolicy:
+    """The server's default policy."""
+    section = manager.contention_policy
+    return ContentionPolicy(section.strategy, section.wait_timeout_s, section.preempt_after_s)
+
+
+def entry_of(
+    model: ModelSection, server: ServerSection, manager: ManagerSection, folder: Path, facts: ModelFacts
+) -> ModelEntry:
+    """One configured model with what its files say."""
+    idle_unload_seconds = manager.idle_unload_s if model.idle_unload_s is None else model.idle_unload_s
+    stated = ModelEntry(
+        name=model.name,
+        engine=EngineSettings(
+            name=model.name,
+            path=folder,
+            trust_remote_code=model.trust_remote_code,
+            step_timeout_seconds=manager.step_timeout_s,
+            **_chosen(model, server.defaults),
+        ),
+        aliases=tuple(model.aliases),
+        revision=model.revision or "",
+        estimated_bytes=nbytes_of(model.estimated_memory_gb or 0),
+        pinned=model.pinned,
+        preload=model.preload,
+        idle_unload_seconds=idle_unload_seconds,
+        max_queue=model.max_queue,
+    )
+    return with_facts(stated, facts, model.defaults.model_dump(exclude_none=True), _sampling(server.defaults))
+
+
+def memory_share(model: ModelSection, server: ServerSection) -> float:
+    """The effective gpu_memory_utilization of a model."""
+    own = model.gpu_memory_utilization
+    return server.defaults.gpu_memory_utilization if own is None else own
+
+
+def is_batching(model: ModelSection, server: ServerSection) -> bool:
+    """Whether the model decodes several requests together."""
+    own = model.continuous_batching
+    return server.defaults.continuous_batching if own is None else own
+
+
+def _chosen(model: ModelSection, defaults: Defaults) -> Mapping[str, Any]:
+    own = model.model_dump(include=set(ENGINE_KEYS), exclude_none=True)
+    return {key: own.get(key, getattr(defaults, key)) for key in ENGINE_KEYS}
+
+
+def _sampling(defaults: Defaults) -> SamplingDefaults:
+    return SamplingDefaults(**{key: getattr(defaults, key) for key in SAMPLING_KEYS})

@@ -1,0 +1,43 @@
+"""The address to listen at: its forms, and whether other machines can reach it."""
+
+import ipaddress
+import re
+import sys
+
+FORMS = "HOST:PORT (port 0 to 65535; an IPv6 host in brackets) or unix:/path"
+# sockaddr_un.sun_path, with its terminating zero.
+MAX_SOCKET_PATH_NBYTES = 103 if sys.platform == "darwin" else 107
+_HOST_AND_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
+
+
+def listen_problem(address: str, *, insecure: bool) -> str:
+    """What is wrong with an address; "" if nothing is. `insecure` allows those that other machines can reach."""
+    if address.startswith("unix:"):
+        return _socket_problem(address.removeprefix("unix:"))
+    match = _HOST_AND_PORT.fullmatch(address)
+    if match is None or int(match["port"]) > 65535:
+        return f"must be {FORMS}; got {address!r}"
+    if insecure or is_loopback(match["host"]):
+        return ""
+    return (
+        f"{address} can be reached from other machines, and this version has neither TLS nor keys: anyone there could "
+        "use and unload the models. Listen at 127.0.0.1 or a unix: socket, or say --insecure"
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the host."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _socket_problem(path: str) -> str:
+    if not path.startswith("/") or not path.isprintable():
+        return f"must be {FORMS}, with an absolute path; got 'unix:{path}'"
+    if len(path.encode()) > MAX_SOCKET_PATH_NBYTES:
+        return f"the path of a unix: socket has at most {MAX_SOCKET_PATH_NBYTES} bytes"
+    return ""

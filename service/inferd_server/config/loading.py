@@ -1,0 +1,260 @@
+"""Reading a configuration: file, then variables, then flags over it; validated whole, with all problems at once."""
+
+import os
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from inferd_server.core.model import ContentionPolicy, ModelEntry, Strategy
+from inferd_server.registry.catalog import ModelFacts, read_facts
+
+from . import rules
+from .document import Document, read_document
+from .entry import contention_policy, entry_of, local_folder, nbytes_of
+from .listen import listen_problem
+from .problems import ConfigError, Location, Problem, problems_of, unknown_key
+from .schema import (
+    LATER_SECTIONS,
+    MAX_MODELS,
+    SECTIONS,
+    LoggingSection,
+    ManagerSection,
+    ModelSection,
+    PreemptedRequests,
+    Section,
+    ServerSection,
+)
+from .settings import overlays
+
+S = TypeVar("S", bound=Section)
+# What a required key is taken for after its own problem was noted, so that the rules can go on to find the others.
+_STAND_INS: dict[type[Section], Document] = {
+    ManagerSection: {"memory_budget_gb": 1_048_576},
+    ModelSection: {"name": "unnamed"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where a configuration comes from, to read it again.
+
+    Attributes:
+        path: the file; None where `document` stands for it.
+        document: a document made in memory (one model, the demo).
+        flags: text by setting path ("server.listen"), those given on the command line.
+        insecure: whether other machines may reach the address.
+    """
+
+    path: Path | None = None
+    document: Document = field(default_factory=dict)
+    flags: Mapping[str, str] = field(default_factory=dict)
+    insecure: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A valid configuration: its sections as written, and the models' entries with what their files say.
+
+    Attributes:
+        entries: one for each of `models`, in the same order.
+        damage: by model name, what will make its load fail; models without damage are not listed.
+    """
+
+    server: ServerSection
+    manager: ManagerSection
+    logging: LoggingSection
+    models: tuple[ModelSection, ...]
+    entries: tuple[ModelEntry, ...]
+    damage: Mapping[str, tuple[str, ...]]
+    sources: Sources
+
+    @property
+    def budget_nbytes(self) -> int:
+        """Bytes of weights, all resident models together."""
+        return nbytes_of(self.manager.memory_budget_gb)
+
+    @property
+    def policy(self) -> ContentionPolicy:
+        """The default contention policy."""
+        return contention_policy(self.manager)
+
+    @property
+    def request_overrides(self) -> frozenset[Strategy]:
+        """Strategies that a request may ask for."""
+        return frozenset(self.manager.request_overrides)
+
+    @property
+    def resume_preempted(self) -> bool:
+        """Whether interrupted requests go on when their model is back."""
+        return self.manager.preempted_requests is PreemptedRequests.RESUME
+
+    @property
+    def max_message_nbytes(self) -> int:
+        """Largest message, bytes."""
+        return self.server.max_message_mib * 2**20
+
+
+def load_config(
+    path: Path | None,
+    overrides: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] | None = None,
+    *,
+    document: Document | None = None,
+    insecure: bool = False,
+) -> Config:
+    """Read and validate a configuration. Blocking: reads the file and the models' headers.
+
+    Args:
+        path: the YAML file; None to take `document`.
+        overrides: flags, as text by setting path (settings.SETTINGS).
+        environ: the environment; None: the process's own.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    return load(Sources(path, document or {}, dict(overrides or {}), insecure), environ)
+
+
+def entries(config: Config) -> list[ModelEntry]:
+    """The configured models as the registry and the engine know them, in the file's order."""
+    return list(config.entries)
+
+
+def reload_config(config: Config, environ: Mapping[str, str] | None = None) -> Config:
+    """The same configuration read again from where it came from. Raises ConfigError; `config` is left as it is."""
+    return load(config.sources, environ)
+
+
+def load(sources: Sources, environ: Mapping[str, str] | None = None) -> Config:
+    """`load_config` for sources."""
+    document = read_document(sources.path) if sources.path else deepcopy(sources.document)
+    directory = sources.path.parent if sources.path else Path()
+    reading = _Reading(directory, sources)
+    return reading.config(document, os.environ if environ is None else environ)
+
+
+class _Reading:
+    """One pass over a document; collects problems, so that the pass can go on."""
+
+    def __init__(self, directory: Path, sources: Sources) -> None:
+        self.directory = directory
+        self.sources = sources
+        self.problems: list[Problem] = []
+        self.said_by: dict[str, str] = {}
+
+    def config(self, document: Document, environ: Mapping[str, str]) -> Config:
+        self._check_sections(document)
+        self._overlay(document, environ)
+        server = self._section(ServerSection, document.get("server"), ("server",))
+        manager = self._section(ManagerSection, document.get("manager"), ("manager",))
+        logging = self._section(LoggingSection, document.get("logging"), ("logging",))
+        models = self._models(document.get("models"))
+        self._check_server(server)
+        self.problems += rules.policy_problems(manager)
+        described = [
+            (i, entry_of(model, server, manager, folder, facts), facts)
+            for i, model, folder, facts in self._sized(models)
+        ]
+        for i, entry, facts in described:
+            self.problems += rules.size_problems(i, entry, facts, nbytes_of(manager.memory_budget_gb))
+        entries = tuple(entry for _, entry, _ in described)
+        self.problems += rules.resident_set_problems(entries, nbytes_of(manager.memory_budget_gb))
+        if self.problems:
+            raise ConfigError([self._attributed(problem) for problem in self.problems])
+        damage = {entry.name: facts.damage for _, entry, facts in described if facts.damage}
+        sections = tuple(model for _, model in models)
+        return Config(server, manager, logging, sections, entries, damage, self.sources)
+
+    def _check_sections(self, document: Document) -> None:
+        for key, value in document.items():
+            if key in LATER_SECTIONS:
+                if value is not None:
+                    self.problems.append(Problem(key, f"comes later: {LATER_SECTIONS[key]}"))
+            elif key not in SECTIONS:
+                self.problems.append(Problem(key, unknown_key(key, SECTIONS)))
+
+    def _overlay(self, document: Document, environ: Mapping[str, str]) -> None:
+        for setting, value, source in overlays(self.sources.flags, environ):
+            place: Any = document
+            for key in setting.location[:-1]:
+                if place.get(key) is None:
+                    place[key] = {}
+                place = place[key]
+                if not isinstance(place, dict):  # refused with its own problem
+                    break
+            else:
+                place[setting.location[-1]] = value
+                self.said_by[setting.path] = source
+
+    def _attributed(self, problem: Problem) -> Problem:
+        source = self.said_by.get(problem.path)
+        return replace(problem, message=f"{problem.message} (from {source})") if source else problem
+
+    def _section(self, kind: type[S], raw: object, prefix: Location) -> S:
+        """A section; what is bad in it is noted and stands at its default."""
+        raw = {} if raw is None else raw
+        if not isinstance(raw, dict):
+            self.problems += [p for _, p in problems_of(_rejection(kind, raw), kind, prefix)]
+            raw = dict(_STAND_INS.get(kind, {}))
+        try:
+            section = kind.model_validate(raw)
+        except ValidationError as error:
+            found = problems_of(error, kind, prefix)
+            self.problems += [problem for _, problem in found]
+            section = kind.model_validate(_without(raw, [location for location, _ in found], kind))
+        self.problems += rules.later_problems(section, prefix)
+        return section
+
+    def _models(self, raw: object) -> list[tuple[Document | None, ModelSection]]:
+        if not isinstance(raw, list) or not raw or len(raw) > MAX_MODELS:
+            message = "is required: a list" if raw is None else "must be a list"
+            self.problems.append(Problem("models", f"{message} of 1 to {MAX_MODELS} models"))
+            return []
+        self.problems += rules.name_problems(raw)
+        models: list[tuple[Document | None, ModelSection]] = []
+        for i, item in enumerate(raw):
+            section = self._section(ModelSection, item, ("models", i))
+            models.append((item if isinstance(item, dict) else None, section))
+        return models
+
+    def _check_server(self, server: ServerSection) -> None:
+        message = listen_problem(server.listen, insecure=self.sources.insecure)
+        if message:
+            self.problems.append(Problem("server.listen", message))
+
+    def _sized(
+        self, models: list[tuple[Document | None, ModelSection]]
+    ) -> Iterator[tuple[int, ModelSection, Path, ModelFacts]]:
+        """The models that have a folder, with what lies in it; the others' problems are noted."""
+        for i, (raw, model) in enumerate(models):
+            if raw is None:
+                continue
+            found = list(rules.source_problems(raw, model, i, self.directory))
+            self.problems += found
+            folder = local_folder(model, self.directory)
+            if not found and folder is not None:
+                yield i, model, folder, read_facts(folder)
+
+
+def _rejection(kind: type[Section], raw: object) -> ValidationError:
+    try:
+        kind.model_validate(raw)
+    except ValidationError as error:
+        return error
+    raise AssertionError(f"{kind.__name__} accepts {type(raw).__name__}")
+
+
+def _without(raw: Document, locations: list[Location], kind: type[Section]) -> Document:
+    """A copy without the bad keys (a list with a bad element goes whole), and with stand-ins for required ones."""
+    rest = deepcopy(raw)
+    for location in locations:
+        keys = location[: next((i for i, part in enumerate(location) if isinstance(part, int)), len(location))]
+        place: Any = rest
+        for key in keys[:-1]:
+            place = place.get(key, {})
+        place.pop(keys[-1], None)
+    return {**_STAND_INS.get(kind, {}), **rest}

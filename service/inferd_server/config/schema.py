@@ -1,0 +1,251 @@
+"""The keys of a configuration file, their types, defaults and meanings: the one place that knows them.
+
+Everything else is generated from here: messages about bad values, flags, environment variables, `inferd config init`.
+Types are strict (no text or true/false for a number); unknown keys are refused.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from inferd_server.core.model import Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What a value may be, for people: completes the sentence "must be …"."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Marks a key whose substance is not built yet: only its default and `harmless` values are accepted."""
+
+    reason: str
+    harmless: tuple[object, ...] = ()
+
+
+class PreemptedRequests(StrEnum):
+    """What becomes of a request that is interrupted for another model."""
+
+    RESUME = "resume"
+    ABORT = "abort"
+
+
+class Isolation(StrEnum):
+    """Where a model lives."""
+
+    THREAD = "thread"
+    PROCESS = "process"
+
+
+class LogFormat(StrEnum):
+    """How log lines look."""
+
+    CONSOLE = "console"
+    JSON = "json"
+
+
+class LogLevel(StrEnum):
+    """Least severity that is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+Name = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9._:/-]{1,128}\z"),
+    Allowed("1 to 128 of the characters A-Z a-z 0-9 . _ : / -"),
+]
+Text = Annotated[str, StringConstraints(min_length=1, max_length=4096), Allowed("text (in quotes where in doubt)")]
+ShortText = Annotated[str, StringConstraints(min_length=1, max_length=128), Allowed("text of 1 to 128 characters")]
+Seconds = Annotated[float, Field(ge=0, le=31_536_000), Allowed("a number of seconds from 0 to 31536000 (a year)")]
+PositiveSeconds = Annotated[
+    float, Field(gt=0, le=31_536_000), Allowed("a number of seconds above 0, at most 31536000 (a year)")
+]
+Milliseconds = Annotated[float, Field(ge=0, le=60_000), Allowed("a number of milliseconds from 0 to 60000")]
+Gibibytes = Annotated[float, Field(gt=0, le=1_048_576), Allowed("a number of GiB above 0, at most 1048576")]
+Mebibytes = Annotated[int, Field(ge=0, le=1_073_741_824), Allowed("a whole number of MiB from 0 to 1073741824")]
+MessageMebibytes = Annotated[int, Field(ge=1, le=2047), Allowed("a whole number of MiB from 1 to 2047")]
+Count = Annotated[int, Field(ge=1, le=1_000_000), Allowed("a whole number from 1 to 1000000")]
+BatchSize = Annotated[int, Field(ge=1, le=4096), Allowed("a whole number from 1 to 4096")]
+Tokens = Annotated[int, Field(ge=1, le=2**31 - 1), Allowed("a whole number of tokens from 1 to 2147483647")]
+Temperature = Annotated[float, Field(ge=0, le=100), Allowed("a number from 0 (greedy) to 100")]
+TopP = Annotated[float, Field(gt=0, le=1), Allowed("a number above 0, at most 1")]
+TopK = Annotated[int, Field(ge=0, le=2**31 - 1), Allowed("a whole number from 0 (off) to 2147483647")]
+Share = Annotated[float, Field(ge=0, le=1), Allowed("a number from 0 to 1")]
+PositiveShare = Annotated[float, Field(gt=0, le=1), Allowed("a number above 0, at most 1")]
+Penalty = Annotated[float, Field(gt=0, le=100), Allowed("a number above 0, at most 100 (1 is off)")]
+CacheBits = Annotated[int, Field(ge=2, le=8), Allowed("a whole number from 2 to 8")]
+# An enum's members come from YAML as text, which strictness would refuse.
+StrategyName = Annotated[Strategy, Field(strict=False)]
+PreemptedRequestsName = Annotated[PreemptedRequests, Field(strict=False)]
+IsolationName = Annotated[Isolation, Field(strict=False)]
+LogFormatName = Annotated[LogFormat, Field(strict=False)]
+LogLevelName = Annotated[LogLevel, Field(strict=False)]
+
+
+def _key(default: Any, meaning: str) -> Any:
+    """A key with its default and its meaning."""
+    return Field(default, description=meaning)
+
+
+class Section(BaseModel):
+    """A mapping of the file."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, validate_default=False)
+
+
+class Defaults(Section):
+    """What holds for every model that does not say otherwise."""
+
+    temperature: Temperature = _key(0.7, "randomness of sampling")
+    top_p: TopP = _key(1.0, "nucleus sampling: share of probability to draw from")
+    top_k: TopK = _key(0, "draw from so many of the likeliest tokens")
+    min_p: Share = _key(0.0, "drop tokens less likely than this share of the likeliest")
+    repetition_penalty: Penalty = _key(1.0, "divides the logits of tokens seen before")
+    max_tokens: Tokens = _key(512, "most tokens of an answer")
+    continuous_batching: bool = _key(True, "decode several requests together; false: one at a time")
+    max_batch_size: BatchSize = _key(64, "requests decoding together")
+    prefill_step_size: Tokens = _key(512, "prompt tokens read between two decode steps")
+    stream_interval: Count = _key(1, "least decode steps per message of a stream")
+    gpu_memory_utilization: PositiveShare = _key(
+        0.8, "share of the device's recommended working set that may be allocated"
+    )
+
+
+class ServerSection(Section):
+    """The process: where it listens, how it stops, what it limits."""
+
+    listen: Text = _key("127.0.0.1:50051", "HOST:PORT (port 0: any free one) or unix:/path")
+    drain_delay_s: Seconds = _key(3.0, "after SIGTERM: go on serving so long, until load balancers have noticed")
+    drain_timeout_s: Seconds = _key(30.0, "then: let running requests finish for so long")
+    max_message_mib: MessageMebibytes = _key(64, "largest message, both ways")
+    max_queue: Count = _key(1024, "waiting requests, all models together")
+    coalesce_ms: Milliseconds = _key(10.0, "tokens of so many milliseconds share a message; 0: no added delay")
+    request_timeout_s: PositiveSeconds = _key(600.0, "longest run of a request, counted from admission")
+    defaults: Defaults = Field(default_factory=Defaults, description="what holds for every model")
+
+
+class ContentionSection(Section):
+    """What a request does when its model does not fit beside the models in use."""
+
+    strategy: StrategyName = _key(Strategy.WAIT_THEN_FAIL, "what to do when idle models are not enough")
+    wait_timeout_s: PositiveSeconds = _key(30.0, "longest wait of wait_then_fail and wait_then_preempt")
+    preempt_after_s: Seconds = _key(15.0, "wait_then_preempt: interrupt others after so long; below wait_timeout_s")
+
+
+class ManagerSection(Section):
+    """Which models are in memory."""
+
+    memory_budget_gb: Gibibytes = Field(description="GiB of model weights, all resident models together")
+    contention_policy: ContentionSection = Field(
+        default_factory=ContentionSection, description="what a request does when its model does not fit"
+    )
+    preempted_requests: PreemptedRequestsName = _key(PreemptedRequests.RESUME, "what becomes of interrupted requests")
+    min_residency_s: Seconds = _key(2.0, "a model just loaded is not evicted before its waiters had so long")
+    drain_busy_after_s: Seconds = _key(5.0, "fairness: drain busy rivals once the first in line waited so long; 0: off")
+    idle_unload_s: Seconds = _key(0.0, "unload a model idle for so long; 0: never")
+    load_timeout_s: PositiveSeconds = _key(600.0, "longest load")
+    step_timeout_s: PositiveSeconds = _key(60.0, "no progress for so long: the model is stuck and fails")
+    cache_memory_mb: Annotated[Mebibytes, Later("this version has no prefix cache")] = _key(
+        2048, "MiB of prefix cache, per model"
+    )
+    request_overrides: list[StrategyName] = Field(
+        default_factory=lambda: [Strategy.FAIL, Strategy.WAIT, Strategy.WAIT_THEN_FAIL],
+        max_length=16,
+        description="strategies that a request may ask for by itself",
+    )
+
+
+class ModelDefaults(Section):
+    """Sampling of one model, where a request leaves it open."""
+
+    temperature: Temperature | None = _key(None, "randomness of sampling")
+    top_p: TopP | None = _key(None, "nucleus sampling: share of probability to draw from")
+    top_k: TopK | None = _key(None, "draw from so many of the likeliest tokens")
+    min_p: Share | None = _key(None, "drop tokens less likely than this share of the likeliest")
+    repetition_penalty: Penalty | None = _key(None, "divides the logits of tokens seen before")
+    max_tokens: Tokens | None = _key(None, "most tokens of an answer")
+
+
+_NO_SPECULATION = Later("this version has no speculative decoding")
+
+
+class ModelSection(Section):
+    """One model. null stands for the default of the section above it."""
+
+    name: Name = Field(description="what requests call it")
+    path: Text | None = _key(None, "its folder; relative to this file")
+    source: Text | None = _key(None, "or: a hub id")
+    model: Text | None = _key(None, "or: either of the two")
+    aliases: list[Name] = Field(default_factory=list, max_length=64, description="other names for it")
+    revision: ShortText | None = _key(None, "shown to clients; null: a digest of its weight index")
+    preload: bool = _key(False, "load it at start; the server is ready when preloads are done")
+    pinned: bool = _key(False, "never evict it")
+    continuous_batching: bool | None = _key(None, "decode several requests together; null: server.defaults")
+    max_batch_size: BatchSize | None = _key(None, "requests decoding together; null: server.defaults")
+    prefill_step_size: Tokens | None = _key(None, "prompt tokens read between two decode steps; null: server.defaults")
+    stream_interval: Count | None = _key(None, "least decode steps per message; null: server.defaults")
+    gpu_memory_utilization: PositiveShare | None = _key(
+        None, "share of the device's working set that may be allocated; null: server.defaults"
+    )
+    estimated_memory_gb: Gibibytes | None = _key(None, "GiB of its weights; null: measured from its files")
+    max_queue: Count = _key(256, "requests waiting for this model")
+    idle_unload_s: Seconds | None = _key(None, "unload it when idle for so long; 0: never; null: the manager's")
+    trust_remote_code: bool = _key(False, "run Python code that lies in its folder")
+    defaults: ModelDefaults = Field(default_factory=ModelDefaults, description="sampling, where a request says nothing")
+    mllm: Annotated[bool, Later("this version has no vision engine")] = _key(False, "force the vision engine")
+    isolation: Annotated[IsolationName, Later("this version runs every model on a thread")] = _key(
+        Isolation.THREAD, "thread or process"
+    )
+    adapter_path: Annotated[Text | None, Later("this version applies no LoRA adapters")] = _key(None, "LoRA folder")
+    draft_model: Annotated[Text | None, _NO_SPECULATION] = _key(None, "model that drafts")
+    kv_bits: Annotated[CacheBits | None, Later("this version does not quantize the KV cache")] = _key(
+        None, "bits of the KV cache"
+    )
+    kv_group_size: Annotated[Count, Later("this version does not quantize the KV cache")] = _key(
+        64, "group size of a quantized KV cache"
+    )
+    tool_call_parser: Annotated[ShortText, Later("this version parses no tool calls", ("none",))] = _key(
+        "auto", "auto, none or a parser's name"
+    )
+    reasoning_parser: Annotated[ShortText, Later("this version separates no reasoning", ("none",))] = _key(
+        "auto", "auto, none or a parser's name"
+    )
+    enable_mtp: Annotated[bool, Later("this version has no multi-token prediction")] = _key(
+        False, "multi-token prediction"
+    )
+    specprefill: Annotated[bool, _NO_SPECULATION] = _key(False, "speculative prefill")
+    specprefill_threshold: Annotated[Tokens | None, _NO_SPECULATION] = _key(None, "speculative prefill from so many")
+    specprefill_keep_pct: Annotated[Share | None, _NO_SPECULATION] = _key(None, "speculative prefill: share kept")
+    specprefill_draft_model: Annotated[Text | None, _NO_SPECULATION] = _key(None, "speculative prefill: model")
+
+
+class LoggingSection(Section):
+    """Log lines, on stderr."""
+
+    format: LogFormatName = _key(LogFormat.CONSOLE, "console for people, json for machines")
+    level: LogLevelName = _key(LogLevel.INFO, "least severity that is logged")
+
+
+LATER_SECTIONS = {
+    "auth": "this version knows no keys",
+    "tls": "this version serves without TLS",
+    "limits": "this version has no rate limits",
+    "metrics": "this version serves no metrics",
+    "tracing": "this version exports no traces",
+}
+SECTIONS: dict[str, type[Section]] = {
+    "server": ServerSection,
+    "manager": ManagerSection,
+    "models": ModelSection,
+    "logging": LoggingSection,
+}
+MAX_MODELS = 4096

@@ -1,0 +1,278 @@
+"""What a model folder's files say about it, read in milliseconds and without loading any weights.
+
+Nothing here refuses a damaged folder: a model that is broken today must not keep its neighbours from being served. What
+is wrong is noted (`ModelFacts.damage`) and its load will fail with a typed error.
+"""
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from inferd_server.core.model import Capability, ModelEntry, SamplingDefaults
+
+INDEX_NAME = "model.safetensors.index.json"
+MAX_HEADER_NBYTES = 100 * 1024 * 1024  # the format's own limit
+MAX_JSON_NBYTES = 64 * 1024 * 1024
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
+NO_LIMIT = 10**9  # tokenizers state "no limit" as 10**30
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the files say.
+
+    Attributes:
+        weights_nbytes: bytes of all tensors; 0 if nothing can be measured.
+        revision: digest of the weight index and headers; "" without weights.
+        sampling: defaults that generation_config.json recommends, by SamplingDefaults' names.
+        damage: what will make a load fail, one line each.
+    """
+
+    architecture: str = ""
+    context_length: int = 0
+    vocabulary_size: int = 0
+    quantization_bits: int = 0
+    has_chat_template: bool = False
+    weights_nbytes: int = 0
+    revision: str = ""
+    sampling: Mapping[str, float | int] = field(default_factory=dict)
+    damage: tuple[str, ...] = ()
+
+
+def describe(stated: ModelEntry, chosen: Mapping[str, float | int], fallback: SamplingDefaults) -> ModelEntry:
+    """The entry with everything that its folder's files say.
+
+    Args:
+        stated: what a person configured: its revision and estimated_bytes hold where they are set.
+        chosen: sampling defaults configured for this model; they outrank the files.
+        fallback: the server's sampling defaults; the files outrank them.
+    """
+    return with_facts(stated, read_facts(stated.engine.path), chosen, fallback)
+
+
+def with_facts(
+    stated: ModelEntry, facts: ModelFacts, chosen: Mapping[str, float | int], fallback: SamplingDefaults
+) -> ModelEntry:
+    """`describe` for facts that were read before."""
+    capabilities = {Capability.GENERATE} | ({Capability.CHAT} if facts.has_chat_template else set())
+    sampling: dict[str, Any] = {**facts.sampling, **chosen}
+    return replace(
+        stated,
+        architecture=facts.architecture,
+        context_length=facts.context_length,
+        vocabulary_size=facts.vocabulary_size,
+        quantization_bits=facts.quantization_bits,
+        capabilities=frozenset(capabilities),
+        revision=stated.revision or facts.revision,
+        estimated_bytes=stated.estimated_bytes or facts.weights_nbytes,
+        defaults=replace(fallback, **sampling),
+    )
+
+
+def read_facts(folder: Path) -> ModelFacts:
+    """Read a model folder. Blocking (small reads); never raises for what lies in the folder."""
+    damage: list[str] = []
+    config = _read_json(folder / "config.json", damage, required=True)
+    tokenizer = _read_json(folder / "tokenizer_config.json", damage)
+    weights = _read_weights(folder, damage)
+    return ModelFacts(
+        architecture=_architecture(config),
+        context_length=_context_length(config, tokenizer),
+        vocabulary_size=_whole(config, "vocab_size"),
+        quantization_bits=_quantization_bits(config),
+        has_chat_template=_has_chat_template(folder, tokenizer),
+        weights_nbytes=weights.nbytes,
+        revision=weights.digest,
+        sampling=_recommended_sampling(_read_json(folder / "generation_config.json", damage)),
+        damage=tuple(damage),
+    )
+
+
+# --- weights ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    nbytes: int
+    digest: str
+
+
+def weights_nbytes(folder: Path) -> int:
+    """Bytes of a folder's weights now (semantics.md §1, sizing rules); 0 if nothing can be measured. Blocking."""
+    return _read_weights(folder, []).nbytes
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold a folder's weights: those its index names; with no index, the *.safetensors beside its
+    config, else the *.gguf. Files named by the index need not exist."""
+    index = _read_json(folder / INDEX_NAME, [])
+    named = index.get("weight_map")
+    if isinstance(named, dict) and named:
+        # A name, not a path: an index may not point outside its folder.
+        return [folder / name for name in sorted({str(file) for file in named.values()}) if Path(name).name == name]
+    return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.gguf"))
+
+
+def _read_weights(folder: Path, damage: list[str]) -> _Weights:
+    digest = hashlib.sha256()
+    index = _read_json(folder / INDEX_NAME, damage)
+    digest.update(json.dumps(index, sort_keys=True).encode())
+    files = weight_files(folder)
+    found = len(damage)
+    nbytes = sum(_measure(file, digest.update, damage) for file in files)
+    if not files:
+        damage.append("no weight files")
+        return _Weights(0, "")
+    if len(damage) > found:
+        # A file that is missing or broken cannot be summed: what the index promises is the better guess.
+        nbytes = max(nbytes, _whole(_mapping(index, "metadata"), "total_size"))
+    return _Weights(nbytes, digest.hexdigest()[:16])
+
+
+def _measure(file: Path, feed: Callable[[bytes], object], damage: list[str]) -> int:
+    """Bytes of the tensors in a file; its size on disk where the header cannot be read, 0 where the file is missing."""
+    try:
+        size = file.stat().st_size
+        feed(f"{file.name}:{size}\n".encode())
+        if file.suffix == ".gguf":
+            return size
+        header = _read_header(file, size)
+    except FileNotFoundError:
+        damage.append(f"{file.name} is missing")
+        return 0
+    except (OSError, ValueError) as error:
+        damage.append(f"{file.name}: {error}")
+        return _size_on_disk(file)
+    feed(header)
+    try:
+        return _tensors_nbytes(header, size - len(header) - 8)
+    except ValueError as error:
+        damage.append(f"{file.name}: {error}")
+        return size
+
+
+def _size_on_disk(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
+def _read_header(file: Path, size: int) -> bytes:
+    """The JSON header of a safetensors file. Raises OSError, or ValueError for a file that is none."""
+    with file.open("rb") as stream:
+        prefix = stream.read(8)
+        if len(prefix) < 8:
+            raise ValueError("too short for a safetensors file")
+        (length,) = struct.unpack("<Q", prefix)
+        if length > min(size - 8, MAX_HEADER_NBYTES):
+            raise ValueError("the safetensors header is longer than the file")
+        return stream.read(length)
+
+
+def _tensors_nbytes(header: bytes, available: int) -> int:
+    """Sum of the tensors' sizes; `available` bytes follow the header. Raises ValueError."""
+    try:
+        tensors = json.loads(header)
+        spans = [entry["data_offsets"] for name, entry in tensors.items() if name != "__metadata__"]
+        sizes = [int(end) - int(begin) for begin, end in spans]
+        last = max((int(end) for _, end in spans), default=0)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise ValueError("the safetensors header is broken") from None
+    if min(sizes, default=0) < 0:
+        raise ValueError("the safetensors header is broken")
+    if last > available:
+        raise ValueError(f"truncated: {last - available} bytes are missing")
+    return sum(sizes)
+
+
+# --- configuration files ----------------------------------------------------------------------------------------
+
+
+def _read_json(file: Path, damage: list[str], *, required: bool = False) -> Json:
+    """A JSON object; {} where the file is missing or broken, which is noted."""
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(MAX_JSON_NBYTES + 1)
+    except FileNotFoundError:
+        damage.extend([f"{file.name} is missing"] if required else [])
+        return {}
+    except OSError as error:
+        damage.append(f"{file.name}: {error.strerror or error}")
+        return {}
+    try:
+        document = json.loads(content) if len(content) <= MAX_JSON_NBYTES else None
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        damage.append(f"{file.name} is not a JSON object")
+        return {}
+    return document
+
+
+def _mapping(config: Json, key: str) -> Json:
+    value = config.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**63
+
+
+def _whole(config: Json, *keys: str) -> int:
+    """The first positive whole number under `keys`, in the config or in its text_config; 0 if there is none."""
+    for section in (config, _mapping(config, "text_config")):
+        for key in keys:
+            if _is_whole(section.get(key)):
+                return int(section[key])
+    return 0
+
+
+def _architecture(config: Json) -> str:
+    model_type = config.get("model_type")
+    return model_type[:128] if isinstance(model_type, str) else ""
+
+
+def _context_length(config: Json, tokenizer: Json) -> int:
+    stated = _whole(config, *CONTEXT_KEYS) or _whole(tokenizer, "model_max_length")
+    return stated if stated < NO_LIMIT else 0
+
+
+def _quantization_bits(config: Json) -> int:
+    return _whole(_mapping(config, "quantization") or _mapping(config, "quantization_config"), "bits")
+
+
+def _has_chat_template(folder: Path, tokenizer: Json) -> bool:
+    if tokenizer.get("chat_template"):
+        return True
+    return any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json"))
+
+
+_PLAUSIBLE: Mapping[str, Callable[[float], bool]] = {
+    "temperature": lambda value: 0 <= value <= 100,
+    "top_p": lambda value: 0 < value <= 1,
+    "top_k": lambda value: value >= 0 and value == int(value),
+    "repetition_penalty": lambda value: 0 < value <= 100,
+}
+
+
+def _recommended_sampling(generation: Json) -> dict[str, float | int]:
+    """Sampling values that the model's makers recommend; implausible ones are left out."""
+    return {
+        name: int(value) if name == "top_k" else float(value)
+        for name, value in _numbers(generation, _PLAUSIBLE)
+        if _PLAUSIBLE[name](value)
+    }
+
+
+def _numbers(config: Json, names: Iterable[str]) -> Iterable[tuple[str, float | int]]:
+    for name in names:
+        value = config.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            yield name, value
