@@ -11,111 +11,24 @@ import argparse
 import json
 import os
 import platform
-import re
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import grpc
-import psutil
 import report
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from processes import RESULTS, ROOT, Child, Usage, server
 from workload import Trial, quantile
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 VARIANTS: dict[str, int | None] = {"default": None, "coalesce_ms 0": 0}
 # Enough tokens that CPU seconds, counted in ticks of 10 ms, are exact to a few per cent.
 TINY_WAVES = {1: 40, 4: 20, 16: 12, 64: 5}
 LATE_STREAMS, LATE_ARRIVALS = 4, 20
-
-
-class Child:
-    """A benchmark process that answers commands (workload.py)."""
-
-    def __init__(self, *command: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
-        )
-
-    def ask(self, name: str, **arguments: Any) -> Any:
-        """The answer to one command; raises if the process died over it."""
-        assert self.process.stdin
-        assert self.process.stdout
-        self.process.stdin.write(json.dumps([name, arguments]) + "\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline()
-        if not answer:
-            raise RuntimeError(f"{self.process.args} ended with code {self.process.wait()}")
-        return json.loads(answer)
-
-    def close(self) -> None:
-        """End it."""
-        self.process.communicate(timeout=30)
-
-
-class Usage:
-    """What a process and its children use, as the operating system counts it."""
-
-    def __init__(self, pid: int) -> None:
-        self.process = psutil.Process(pid)
-
-    def cpu_seconds(self) -> float:
-        """User and system time so far, children included."""
-        times = [one.cpu_times() for one in (self.process, *self.process.children(recursive=True))]
-        return sum(t.user + t.system for t in times)
-
-    def peak_mib(self) -> float:
-        """Most memory ever resident (Linux); where the system does not say, what is resident now."""
-        status = Path(f"/proc/{self.process.pid}/status")
-        if status.exists() and (found := re.search(r"VmHWM:\s+(\d+) kB", status.read_text())):
-            return int(found.group(1)) / 1024
-        return float(self.process.memory_info().rss) / 2**20
-
-
-@contextmanager
-def server(command: list[str], log: Path) -> Iterator[tuple[str, int]]:
-    """A running server: its address and its process id; ended by SIGTERM."""
-    with log.open("w") as file:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True, cwd=ROOT)
-        try:
-            yield _wait_until_ready(process, log), process.pid
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-
-def _wait_until_ready(process: "subprocess.Popen[str]", log: Path) -> str:
-    assert process.stdout
-    for line in process.stdout:
-        if found := re.search(r"listening on (\S+)", line):
-            threading.Thread(target=process.stdout.read, daemon=True).start()  # the pipe must not fill up
-            _await_health(found.group(1))
-            return found.group(1)
-    raise RuntimeError(f"the server ended with code {process.wait()} before it listened; see {log}")
-
-
-def _await_health(address: str, seconds: float = 300) -> None:
-    end = time.monotonic() + seconds
-    with grpc.insecure_channel(address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        request = health_pb2.HealthCheckRequest(service="readiness")
-        while stub.Check(request, wait_for_ready=True, timeout=30).status != health_pb2.HealthCheckResponse.SERVING:
-            if time.monotonic() > end:
-                raise RuntimeError(f"{address} was not ready within {seconds:.0f} s")
-            time.sleep(0.1)
 
 
 def summary(measured: dict[str, Any], cpu_seconds: float) -> dict[str, float]:
@@ -201,11 +114,12 @@ def bench_model(model: str, folder: Path, options: argparse.Namespace) -> dict[s
             f"models:\n- {{name: {model}, path: {json.dumps(str(folder))}, preload: true, max_batch_size: 64}}\n"
         )
         command = [*options.server.split(), "--config", str(config), "--listen", "127.0.0.1:0"]
-        address, pid = stack.enter_context(server(command, RESULTS / f"server-{model}.log"))
-        floor, load = Child("benchmarks/floor.py", str(folder)), Child("benchmarks/client_load.py", address, model)
+        running = stack.enter_context(server(command, RESULTS / f"server-{model}.log"))
+        floor = Child("benchmarks/floor.py", str(folder))
+        load = Child("benchmarks/client_load.py", running.address, model)
         stack.callback(floor.close)
         stack.callback(load.close)
-        bench = Bench(floor, load, Usage(pid))
+        bench = Bench(floor, load, Usage(running.pid))
         rows: list[dict[str, Any]] = []
         for trial in trials(model, streams):
             rows += bench.case(trial, options.pairs)
