@@ -30,6 +30,10 @@ class Engine(Protocol):
         """KV cache held now, bytes."""
 
     @property
+    def max_rows(self) -> int:
+        """Most sequences that may run together: max_batch_size, or 1 for a model that can't be batched rightly."""
+
+    @property
     def is_broken(self) -> bool:
         """Whether nothing more can be run (a device error, a failed rebuild)."""
 

@@ -1,0 +1,174 @@
+"""The rows that decode together: one model call per step for all of them.
+
+The device always works one step ahead: a step launches the next call and then reads what the one before has brought, so
+the time that Python takes for one step's tokens is hidden behind the next step's computing.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from inferd_server.core.generation import Token, TokenLogprob
+
+from . import caches as cache
+from .device import start
+from .logprobs import Logprobs
+from .row import Row
+from .sampling import Sampler
+from .shaping import Shaping, is_shaped
+
+
+@dataclass(slots=True)
+class _Launch:
+    """A model call under way: its rows, and lazy arrays with one entry for each of them."""
+
+    number: int
+    rows: tuple[Row, ...]
+    tokens: Any
+    peaks: Any
+    logprobs: Logprobs | None = None
+    logprob_arrays: tuple[Any, ...] = ()
+
+
+class DecodeBatch:
+    """Rows in decode.
+
+    Args:
+        vocabulary_size: width of the logits.
+    """
+
+    def __init__(self, model: Any, vocabulary_size: int) -> None:
+        self._model = model
+        self._vocabulary_size = vocabulary_size
+        self._launches = 0
+        self._next_end = 0
+        self._drop()
+
+    def _drop(self) -> None:
+        self._rows: list[Row] = []
+        self._caches: cache.Caches = []
+        self._inputs: Any = None
+        self._launched: _Launch | None = None
+        self._has_left = False
+
+    def __len__(self) -> int:
+        """Rows that hold a place."""
+        return len(self._rows)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether rows decode or a token is still to be read."""
+        return bool(self._rows) or self._launched is not None
+
+    @property
+    def cache_nbytes(self) -> int:
+        """Bytes of the rows' caches."""
+        return cache.nbytes(self._caches)
+
+    def join(self, rows: Sequence[Row], caches: cache.Caches) -> None:
+        """Take rows whose caches are filled up to the last token of their context; they decode from the next step on.
+
+        Args:
+            caches: a batch of the rows' caches (the one row's own, where rows can't be merged).
+        """
+        self._settle()
+        inputs = mx.array([row.context[-1] for row in rows], dtype=mx.uint32)
+        for row in rows:
+            row.first_launch = self._launches
+            row.is_joined = True
+        if self._rows:
+            cache.extend(self._caches, caches)
+            self._inputs = mx.concatenate([self._inputs, inputs])
+        else:
+            self._caches, self._inputs = caches, inputs
+        self._rows.extend(rows)
+        self._plan()
+
+    def leave(self, row: Row) -> None:
+        """Drop a row: its place is free at the next step, or at once if it was the last."""
+        row.is_done = True
+        self._has_left = True
+        if all(each.is_done for each in self._everyone()):
+            self._drop()
+
+    def step(self) -> list[Token]:
+        """Launch the next model call and return the tokens of the one before."""
+        arrived, self._launched = self._launched, None
+        self._launched = self._launch()
+        return self._read(arrived) if arrived else []
+
+    def _everyone(self) -> Sequence[Row]:
+        return [*self._rows, *(self._launched.rows if self._launched else ())]
+
+    def _settle(self) -> None:
+        """Let go of rows that ended, and of those whose last token is under way."""
+        if not self._has_left and self._launches < self._next_end:
+            return
+        kept = [i for i, row in enumerate(self._rows) if not row.is_done and row.end_launch > self._launches]
+        self._has_left = False
+        if len(kept) == len(self._rows):
+            return
+        if kept:
+            cache.keep_rows(self._caches, kept)
+            self._inputs = self._inputs[mx.array(kept)]
+        else:
+            self._caches, self._inputs = [], None
+        self._rows = [self._rows[i] for i in kept]
+        self._plan()
+
+    def _plan(self) -> None:
+        """What holds until rows join or leave."""
+        if not self._rows:
+            return
+        requests = [row.request for row in self._rows]
+        positions = [row.position(self._launches) for row in self._rows]
+        wanted = [request.top_logprobs for request in requests]
+        self._next_end = min(row.end_launch for row in self._rows)
+        self._sampler = Sampler([(r.sampling, p) for r, p in zip(requests, positions, strict=True)])
+        is_shaping = any(is_shaped(request.sampling) for request in requests)
+        self._shaping = Shaping(self._rows, self._launches, self._vocabulary_size) if is_shaping else None
+        self._logprobs = None if wanted == [None] * len(wanted) else Logprobs(wanted, self._vocabulary_size)
+
+    def _launch(self) -> _Launch | None:
+        self._settle()
+        if not self._rows:
+            return None
+        logits = self._model(self._inputs[:, None], cache=self._caches)[:, -1]
+        shaped = self._shaping(logits, self._inputs) if self._shaping else logits
+        tokens = self._sampler(shaped)
+        launch = _Launch(self._launches, tuple(self._rows), tokens, mx.max(logits, axis=-1))
+        if self._logprobs:
+            launch.logprobs, launch.logprob_arrays = self._logprobs, self._logprobs.compute(logits, tokens)
+        start(tokens, launch.peaks, launch.logprob_arrays)
+        self._inputs = tokens
+        self._launches += 1
+        return launch
+
+    def _read(self, launch: _Launch) -> list[Token]:
+        ids: list[int] = launch.tokens.tolist()
+        peaks: list[float] = launch.peaks.tolist()
+        are_sound = math.isfinite(sum(peaks))
+        logprobs: dict[int, TokenLogprob] = {}
+        if launch.logprobs:
+            logprobs = launch.logprobs.read(launch.logprob_arrays, ids)
+        tokens = []
+        for number, row in enumerate(launch.rows):
+            if row.is_done:
+                continue
+            token = Token(row.uid, ids[number], logprobs.get(number))
+            if not are_sound and not math.isfinite(peaks[number]):
+                token.failure = "the model's logits are not finite"
+            elif ids[number] in row.request.end_ids:
+                token.ended = "end_id"
+            elif launch.number + 1 == row.end_launch:
+                token.ended = "length"
+            if token.ended or token.failure:
+                row.is_done = self._has_left = True
+            row.history.append(token.token_id)
+            tokens.append(token)
+        if self._has_left and all(each.is_done for each in self._everyone()):
+            self._drop()
+        return tokens

@@ -1,0 +1,66 @@
+"""The one place that touches mlx_lm's cache objects: KV, sliding window and state caches, of a sequence or of a batch.
+
+A model has a list of them, one per layer. Those of one sequence come from `fresh`; `merge` makes a batch of several,
+which can be extended by another batch and reduced to some of its rows.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from .upstream import make_prompt_cache
+
+Caches = list[Any]
+
+
+def fresh(model: Any) -> Caches:
+    """Empty caches for one sequence."""
+    return list(make_prompt_cache(model))
+
+
+def can_merge(caches: Caches) -> bool:
+    """Whether sequences with such caches can be decoded together at all."""
+    return all(hasattr(cache, "merge") for cache in caches)
+
+
+def merge(sequences: Sequence[Caches]) -> Caches:
+    """A batch with one row for each sequence."""
+    return [layer[0].merge(layer) for layer in map(list, zip(*sequences, strict=True))]
+
+
+def extend(batch: Caches, other: Caches) -> None:
+    """Put the rows of `other` behind those of `batch`."""
+    for mine, theirs in zip(batch, other, strict=True):
+        mine.extend(theirs)
+
+
+def keep_rows(batch: Caches, rows: Sequence[int]) -> None:
+    """Reduce a batch to some rows (at least one), in the order given."""
+    for cache in batch:
+        cache.filter(rows)
+
+
+def nbytes(caches: Caches) -> int:
+    """Bytes held."""
+    return sum(cache.nbytes for cache in caches)
+
+
+def states(caches: Caches) -> list[Any]:
+    """What to evaluate to have the caches computed."""
+    return [cache.state for cache in caches]
+
+
+def fill(model: Any, caches: Caches, chunks: Sequence[list[int]]) -> None:
+    """Run one chunk of tokens for each row through the model, lazily; shorter ones are padded on the right."""
+    lengths = [len(chunk) for chunk in chunks]
+    longest = max(lengths)
+    padding = [longest - length for length in lengths]
+    if not any(padding):
+        model(mx.array(list(chunks)), cache=caches)
+        return
+    for cache in caches:
+        cache.prepare(lengths=lengths, right_padding=padding)
+    model(mx.array([[*chunk, *[0] * pad] for chunk, pad in zip(chunks, padding, strict=True)]), cache=caches)
+    for cache in caches:
+        cache.finalize()

@@ -1,0 +1,77 @@
+"""The cheap checks of a model folder before a load evicts anything: no weights are read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from inferd_server.core.errors import model_corrupt, model_load_failed, model_unsupported
+from inferd_server.core.model import EngineSettings
+
+from .headers import WeightsError, check_weights
+from .upstream import knows_architecture
+
+
+def check_model_folder(settings: EngineSettings) -> None:
+    """Check that the folder holds a model that can be loaded: its files, config, architecture, sizes, and trust.
+
+    Raises:
+        InferdError: MODEL_CORRUPT (with the file), MODEL_UNSUPPORTED, or MODEL_LOAD_FAILED where there is no folder.
+    """
+    if not settings.path.is_dir():
+        raise model_load_failed(settings.name, f"the folder of model {settings.name!r} does not exist")
+    config = _read_config(settings)
+    _check_trust(settings, config)
+    if "model_file" not in config and not knows_architecture(config):
+        kind = str(config.get("model_type"))[:64]
+        raise model_unsupported(settings.name, f"mlx_lm has no architecture {kind!r} (model_type of config.json)")
+    _check_weights(settings)
+
+
+def _read_config(settings: EngineSettings) -> dict[str, Any]:
+    path = settings.path / "config.json"
+    if not path.is_file():
+        raise model_unsupported(settings.name, f"model {settings.name!r} has no config.json")
+    config = _read_object(path)
+    if config is None:
+        raise model_corrupt(settings.name, path.name, "config.json is no JSON object")
+    return config
+
+
+def _read_object(path: Path) -> dict[str, Any] | None:
+    """A JSON object, or None if the file is anything else."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _check_trust(settings: EngineSettings, config: dict[str, Any]) -> None:
+    """Code in a model's folder runs only if the entry trusts it, and only code of this very folder."""
+    tokenizer_config = _read_object(settings.path / "tokenizer_config.json") or {}
+    code = {
+        "model_file in config.json": config.get("model_file"),
+        "auto_map in config.json": config.get("auto_map"),
+        "auto_map in tokenizer_config.json": tokenizer_config.get("auto_map"),
+    }
+    named = [where for where, value in code.items() if value is not None]
+    if named and not settings.trust_remote_code:
+        raise model_unsupported(
+            settings.name, f"the folder names code to run ({', '.join(named)}); trust_remote_code is not set"
+        )
+    file = config.get("model_file")
+    if file is not None and (not isinstance(file, str) or Path(file).name != file):
+        raise model_unsupported(settings.name, "model_file in config.json must name a file of the folder itself")
+
+
+def _check_weights(settings: EngineSettings) -> None:
+    try:
+        check_weights(settings.path)
+    except WeightsError as error:
+        has_gguf = any(settings.path.glob("*.gguf")) and not any(settings.path.glob("*.safetensors"))
+        failure = (
+            model_unsupported(settings.name, "GGUF weights are not supported; convert them to safetensors")
+            if has_gguf
+            else model_corrupt(settings.name, error.file, str(error))
+        )
+        raise failure from None

@@ -1,0 +1,181 @@
+"""A language model behind the engine's verbs."""
+
+import logging
+import math
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+import mlx.core as mx
+
+from inferd_server.core.errors import FieldViolation, invalid_parameter
+from inferd_server.core.generation import DecodeRequest, Sampling
+from inferd_server.core.model import EngineSettings, LoadAbandoned, Loading
+
+from .batch import DecodeBatch
+from .device import bound_buffer_cache, release_unused
+from .engine import Engine, StepResult
+from .loading import MODEL_ERRORS, LoadedModel, explain, load_language_model
+from .prefill import Prefill
+from .row import Row
+from .trial import logit_width, try_batching
+
+log = logging.getLogger("inferd.engine")
+
+_WARM_UP = DecodeRequest(prompt_ids=(0,), sampling=Sampling(temperature=0.0), max_tokens=1)
+
+
+def open_language_engine(settings: EngineSettings, loading: Loading) -> Engine:
+    """Load a model, find out how it may be batched, and decode one token. On the thread that will own it; blocking.
+
+    Raises:
+        InferdError: why the load failed; nothing of it is left in memory.
+        LoadAbandoned: likewise.
+    """
+    bound_buffer_cache()
+    loaded = load_language_model(settings, loading)
+    failure: Exception
+    try:
+        engine = LanguageEngine(settings, loaded)
+        engine.warm_up()
+        if not loading.abandoned:
+            return engine
+        failure = LoadAbandoned()
+    except MODEL_ERRORS as error:
+        failure = explain(settings, error)
+    engine = loaded = None  # type: ignore[assignment]  # the frame lives on in the exception's traceback
+    release_unused()
+    raise failure
+
+
+class LanguageEngine:
+    """The engine of a model whose input and output are tokens."""
+
+    def __init__(self, settings: EngineSettings, loaded: LoadedModel) -> None:
+        self._settings = settings
+        self._model: Any = loaded.model
+        self._weights_nbytes = loaded.weights_nbytes
+        self._width = logit_width(self._model)
+        self._vocabulary_size = min(self._width, _vocabulary_size(loaded.config) or self._width)
+        self._batching = try_batching(self._model, self._vocabulary_size)
+        if not self._batching.decode:
+            log.warning("model %s decodes one request at a time: its cache can't be batched", settings.name)
+        self._uids = count()
+        self._is_broken = False
+        self._start_empty()
+
+    @property
+    def weights_nbytes(self) -> int:
+        """Parameter bytes."""
+        return self._weights_nbytes
+
+    @property
+    def cache_nbytes(self) -> int:
+        """KV cache held now, bytes."""
+        return self._batch.cache_nbytes + self._prefill.cache_nbytes
+
+    @property
+    def max_rows(self) -> int:
+        """Most sequences that may run together; more may be inserted, and wait."""
+        return self._settings.max_batch_size if self._batching.decode else 1
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether nothing more can be run."""
+        return self._is_broken
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do something."""
+        return self._batch.has_work or len(self._prefill) > 0
+
+    def insert(self, request: DecodeRequest) -> int:
+        """Take a sequence; its prefill starts at the next step.
+
+        Raises:
+            InferdError: INVALID_PARAMETER for ids outside the vocabulary (they would read foreign memory) and for
+                sampling settings that are not finite.
+        """
+        self._check(request)
+        row = Row(next(self._uids), request)
+        self._rows[row.uid] = row
+        self._prefill.insert(row)
+        return row.uid
+
+    def step(self) -> StepResult:
+        """A bounded piece of prefill, and one decode step for all running sequences.
+
+        Raises:
+            Exception: whatever MLX raised; every sequence is lost, and the engine begins anew unless `is_broken`.
+        """
+        is_intact = False
+        try:
+            result = self._advance()
+            is_intact = True
+            return result
+        finally:
+            if not is_intact:
+                self._start_again()
+
+    def remove(self, uid: int) -> None:
+        """Drop a sequence at any stage; others are untouched. An unknown uid is no error."""
+        row = self._rows.pop(uid, None)
+        if row is None:
+            return
+        if row.is_joined:
+            self._batch.leave(row)
+        else:
+            self._prefill.remove(row)
+
+    def close(self) -> None:
+        """Drop the model and caches and clear the buffer cache; nothing may be called afterwards."""
+        self._model = None
+        self._start_empty()
+        mx.synchronize()
+        release_unused()
+
+    def warm_up(self) -> None:
+        """Decode one token."""
+        self.insert(_WARM_UP)
+        while self.has_work:
+            self._advance()
+
+    def _advance(self) -> StepResult:
+        piece = self._prefill.advance(self.max_rows - len(self._batch))
+        if piece.caches is not None:
+            self._batch.join(piece.ready, piece.caches)
+        tokens = self._batch.step()
+        for token in tokens:
+            if token.ended or token.failure:
+                del self._rows[token.uid]
+        return StepResult(tokens, piece.tokens)
+
+    def _start_empty(self) -> None:
+        self._rows: dict[int, Row] = {}
+        self._prefill = Prefill(self._model, self._settings.prefill_step_size, self._batching)
+        self._batch = DecodeBatch(self._model, self._width)
+
+    def _start_again(self) -> None:
+        """After a failed step every array of it is suspect: begin anew, and see whether the device still works."""
+        self._start_empty()
+        self._is_broken = True
+        with suppress(*MODEL_ERRORS):
+            self.warm_up()
+            self._is_broken = False
+
+    def _check(self, request: DecodeRequest) -> None:
+        sampling = request.sampling
+        ids = [*request.prompt_ids, *request.emitted_ids, *sampling.logit_bias]
+        if not request.prompt_ids or min(ids) < 0 or max(ids) >= self._vocabulary_size:
+            limit = self._vocabulary_size - 1
+            raise invalid_parameter([FieldViolation("prompt", f"token ids must lie between 0 and {limit}")])
+        numbers = [sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty]
+        numbers += [sampling.presence_penalty, sampling.frequency_penalty, *sampling.logit_bias.values()]
+        if request.max_tokens < 1 or not all(map(math.isfinite, numbers)):
+            raise invalid_parameter([FieldViolation("sampling", "every number must be finite, and max_tokens >= 1")])
+
+
+def _vocabulary_size(config: dict[str, Any]) -> int:
+    """As config.json says; 0 where it does not."""
+    stated = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+    return stated if isinstance(stated, int) else 0

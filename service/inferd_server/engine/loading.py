@@ -1,0 +1,124 @@
+"""Reading a model into memory, on the thread that will own it: in pieces, with progress, and to be abandoned at any.
+
+A failed load leaves nothing behind: errors leave here as fresh exceptions, since a traceback's frames hold the model.
+"""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from inferd_server.core.errors import InferdError, model_corrupt, model_load_failed, model_unsupported
+from inferd_server.core.model import EngineSettings, LoadAbandoned, Loading
+
+from .checks import check_model_folder
+from .device import release_unused
+from .headers import INDEX_FILE, weight_files
+from .upstream import load_model
+
+PIECE_NBYTES = 32 << 20
+"""Weights are read in pieces of about this size."""
+
+MODEL_ERRORS = (ValueError, RuntimeError, LookupError, TypeError, AttributeError, OSError, ImportError, ArithmeticError)
+"""What mlx_lm, its model classes and MLX raise for models that they can't load or run."""
+
+MAX_MESSAGE_CHARACTERS = 300
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """A model in memory."""
+
+    model: Any
+    config: dict[str, Any]
+    weights_nbytes: int
+
+
+def load_language_model(settings: EngineSettings, loading: Loading) -> LoadedModel:
+    """Check the folder and load the model.
+
+    Raises:
+        InferdError: MODEL_CORRUPT, MODEL_UNSUPPORTED or MODEL_LOAD_FAILED.
+        LoadAbandoned: as `loading` wished.
+    """
+    check_model_folder(settings)
+    failure: Exception
+    try:
+        return _load(settings, loading)
+    except LoadAbandoned:
+        failure = LoadAbandoned()
+    except MODEL_ERRORS as error:
+        failure = explain(settings, error)
+    release_unused()
+    raise failure
+
+
+def _load(settings: EngineSettings, loading: Loading) -> LoadedModel:
+    with _folder_of_weights(settings.path) as folder:
+        model, config = load_model(folder, lazy=True, trust_remote_code=settings.trust_remote_code)
+    arrays = [array for _, array in tree_flatten(model.parameters())]
+    total = sum(array.nbytes for array in arrays)
+    done = 0
+    _report(loading, done, total)
+    for piece in _pieces(arrays):
+        mx.eval(piece)
+        done += sum(array.nbytes for array in piece)
+        _report(loading, done, total)
+    return LoadedModel(model, config, total)
+
+
+def _report(loading: Loading, done: int, total: int) -> None:
+    loading.progress(done, total)
+    if loading.abandoned:
+        raise LoadAbandoned
+
+
+def _pieces(arrays: list[Any]) -> Iterator[list[Any]]:
+    piece: list[Any] = []
+    nbytes = 0
+    for array in arrays:
+        piece.append(array)
+        nbytes += array.nbytes
+        if nbytes >= PIECE_NBYTES:
+            yield piece
+            piece, nbytes = [], 0
+    if piece:
+        yield piece
+
+
+@contextmanager
+def _folder_of_weights(folder: Path) -> Iterator[Path]:
+    """A folder whose `model*.safetensors`, which mlx_lm reads, are just the model's weight files.
+
+    Usually the model's own; else a temporary one with links (an index that leaves out stray shards, other file names).
+    """
+    files = weight_files(folder)
+    if set(files) == set(folder.glob("model*.safetensors")):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="inferd-") as temporary:
+        view = Path(temporary)
+        for path in [*folder.glob("*.json"), *folder.glob("*.py")]:
+            if path.name != INDEX_FILE:
+                (view / path.name).symlink_to(path.absolute())
+        for number, path in enumerate(files):
+            (view / f"model-{number:05d}.safetensors").symlink_to(path.absolute())
+        yield view
+
+
+def explain(settings: EngineSettings, error: Exception) -> InferdError:
+    """What an exception of mlx_lm or MLX says about the folder; its text is kept, its traceback is not."""
+    text = f"{type(error).__name__}: {error}"[:MAX_MESSAGE_CHARACTERS]
+    if isinstance(error, json.JSONDecodeError):
+        return model_corrupt(settings.name, "config.json", text)
+    if isinstance(error, ValueError) and str(error).startswith("Missing "):
+        return model_corrupt(settings.name, weight_files(settings.path)[0].name, f"weights are missing: {text}")
+    if isinstance(error, NotImplementedError) or "not supported" in str(error):
+        return model_unsupported(settings.name, text)
+    return model_load_failed(settings.name, text)

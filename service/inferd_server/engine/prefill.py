@@ -1,0 +1,130 @@
+"""Sequences on their way into the batch: a bounded piece of their prompts at each step.
+
+A prompt longer than a step goes alone, chunk by chunk, so that running rows wait for one chunk at most. Prompts that
+fit into a step go together where that is right for the model. Where both wait they take turns, so neither starves.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from . import caches as cache
+from .device import start
+from .row import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """What sequences of a model may share, as found when it was loaded.
+
+    Attributes:
+        decode: sequences may decode together.
+        prefill: prompts of different lengths may be prefilled together.
+    """
+
+    decode: bool
+    prefill: bool
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one step did: tokens prefilled, and rows that are ready to decode with a batch of their caches."""
+
+    tokens: int = 0
+    ready: Sequence[Row] = ()
+    caches: cache.Caches | None = None
+
+
+class Prefill:
+    """Sequences that wait for prefill or are in it, in order of arrival."""
+
+    def __init__(self, model: Any, step_size: int, batching: Batching) -> None:
+        self._model = model
+        self._step_size = step_size
+        self._batching = batching
+        self._waiting: deque[Row] = deque()
+        self._under_way: list[Any] = []
+        self._was_long = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def cache_nbytes(self) -> int:
+        """Bytes of the caches of prompts under way."""
+        return sum(cache.nbytes(row.caches) for row in self._waiting if row.caches)
+
+    def insert(self, row: Row) -> None:
+        """Take a sequence."""
+        self._waiting.append(row)
+
+    def remove(self, row: Row) -> None:
+        """Drop a sequence and its cache."""
+        self._waiting.remove(row)
+        row.caches = None
+        if not self._waiting:
+            self._under_way = []
+
+    def advance(self, room: int) -> Piece:
+        """Launch the next piece of prefill, if there is room for the row that it is for.
+
+        Returns at once with the piece under way on the device, but never with more than one: a removal takes effect
+        within one piece.
+        """
+        if room <= 0 or not self._waiting:
+            return Piece()
+        mx.eval(self._under_way)
+        long = next((row for row in self._waiting if row.filled or row.unfilled > self._step_size), None)
+        short = self._short_rows(room)
+        self._was_long = long is not None and not (short and self._was_long)
+        return self._advance_one(long) if long is not None and self._was_long else self._advance_together(short)
+
+    def _short_rows(self, room: int) -> list[Row]:
+        """The first that fit into one step together, padding included."""
+        rows: list[Row] = []
+        longest = 0
+        most = room if self._batching.prefill else 1
+        for row in self._waiting:
+            if row.filled or row.unfilled > self._step_size:
+                continue
+            longest = max(longest, row.unfilled)
+            if len(rows) == most or (rows and (len(rows) + 1) * longest > self._step_size):
+                break
+            rows.append(row)
+        return rows
+
+    def _advance_one(self, row: Row) -> Piece:
+        """One chunk of one prompt, on its own caches."""
+        if row.caches is None:
+            row.caches = cache.fresh(self._model)
+        count = min(self._step_size, row.unfilled)
+        if count:
+            cache.fill(self._model, row.caches, [list(row.context[row.filled : row.filled + count])])
+            self._compute(row.caches)
+            row.filled += count
+        if row.unfilled:
+            return Piece(count)
+        caches, row.caches = row.caches, None
+        self._waiting.remove(row)
+        return Piece(count, [row], cache.merge([caches]) if self._batching.decode else caches)
+
+    def _advance_together(self, rows: Sequence[Row]) -> Piece:
+        """Whole prompts, padded to the longest."""
+        if len(rows) == 1:
+            return self._advance_one(rows[0])
+        caches = cache.merge([cache.fresh(self._model) for _ in rows])
+        count = sum(row.unfilled for row in rows)
+        if count:
+            cache.fill(self._model, caches, [list(row.context[:-1]) for row in rows])
+            self._compute(caches)
+        for row in rows:
+            row.filled += row.unfilled
+            self._waiting.remove(row)
+        return Piece(count, rows, caches)
+
+    def _compute(self, caches: cache.Caches) -> None:
+        self._under_way = cache.states(caches)
+        start(self._under_way)
