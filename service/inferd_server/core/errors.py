@@ -225,6 +225,14 @@ def slow_consumer(limit_tokens: int) -> InferdError:
     )
 
 
+def reader_stalled(limit_seconds: float) -> InferdError:
+    """The reader took nothing for so long that the stream is given up."""
+    limit_ms = round(limit_seconds * 1000)
+    return InferdError(
+        Reason.SLOW_CONSUMER, f"the reader took nothing for {limit_ms} ms", facts={"limit_ms": limit_ms}
+    )
+
+
 def out_of_memory(model: str, required_bytes: int, limit_bytes: int) -> InferdError:
     """The request can never fit in memory."""
     return InferdError(

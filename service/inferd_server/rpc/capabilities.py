@@ -1,0 +1,42 @@
+"""What a request needs beyond text, and that this version does not serve it yet: typed, never a wrong success."""
+
+from collections.abc import Iterator
+
+from inferd.v1 import generation_pb2, inference_service_pb2
+from inferd_server.core.errors import capability_missing
+from inferd_server.core.model import ModelEntry
+
+from .convert import GenerationMessage
+
+MEDIA = {"image": "vision", "audio": "audio", "video": "video"}
+
+
+def check_capabilities(message: GenerationMessage | inference_service_pb2.TokenizeRequest, entry: ModelEntry) -> None:
+    """Refuse the first thing that can't be served: media, tools, an output constraint.
+
+    Raises:
+        InferdError: CAPABILITY_MISSING.
+    """
+    for capability, field in _needs(message):
+        text = f"model {entry.name!r} can't serve {field}: capability {capability!r} is missing"
+        raise capability_missing(entry.name, capability, text)
+
+
+def _needs(message: GenerationMessage | inference_service_pb2.TokenizeRequest) -> Iterator[tuple[str, str]]:
+    """(capability, field that needs it)."""
+    if message.WhichOneof("input") == "chat":
+        yield from _chat_needs(message.chat)
+    if not isinstance(message, inference_service_pb2.TokenizeRequest) and message.output.HasField("constraint"):
+        yield "constraints", "output.constraint"
+
+
+def _chat_needs(chat: generation_pb2.ChatInput) -> Iterator[tuple[str, str]]:
+    for i, message in enumerate(chat.messages):
+        for j, part in enumerate(message.parts):
+            kind = part.WhichOneof("content")
+            if kind in MEDIA:
+                yield MEDIA[kind], f"chat.messages[{i}].parts[{j}].{kind}"
+        if message.tool_calls:
+            yield "tools", f"chat.messages[{i}].tool_calls"
+    if chat.tools:
+        yield "tools", "chat.tools"

@@ -1,0 +1,226 @@
+"""Requests from the wire into core words, and events back. Requests have passed rpc/validate.py before."""
+
+from inferd.v1 import generation_pb2, inference_service_pb2
+from inferd_server.core.generation import (
+    ChatPrompt,
+    Delta,
+    Event,
+    Finished,
+    GenerationRequest,
+    Message,
+    OutputChoices,
+    Prompt,
+    RawPrompt,
+    SamplingChoices,
+    SchedulingChoices,
+    ServedModel,
+    Started,
+    StopChoices,
+    Timing,
+    TokenLogprob,
+    TokenPrompt,
+    Tool,
+    ToolCall,
+    Usage,
+    Waiting,
+)
+from inferd_server.core.model import ContentionPolicy
+
+from .contention import to_policy
+from .enums import FINISH_REASON_VALUES, ROLES, WAIT_STATE_VALUES
+from .json_text import parse_object
+from .times import to_duration
+
+GenerationMessage = inference_service_pb2.GenerateRequest | inference_service_pb2.StreamGenerateRequest
+StreamResponse = inference_service_pb2.StreamGenerateResponse
+
+# --- requests ---------------------------------------------------------------------------------------------------
+
+
+def to_generation_request(message: GenerationMessage, server_policy: ContentionPolicy) -> GenerationRequest:
+    """A checked request; `server_policy` gives what its contention policy leaves unset."""
+    shape = message.stream if isinstance(message, inference_service_pb2.StreamGenerateRequest) else None
+    return GenerationRequest(
+        request_id=message.request_id,
+        model=message.model,
+        prompt=to_prompt(message),
+        sampling=to_sampling(message.sampling),
+        stop=to_stop(message.stop),
+        output=to_output(message.output),
+        scheduling=to_scheduling(message.scheduling, server_policy),
+        session_id=message.session_id,
+        waiting_events=shape is not None and shape.waiting_events,
+        coalesce_seconds=shape.coalesce_ms / 1000 if shape is not None and shape.HasField("coalesce_ms") else None,
+    )
+
+
+def to_prompt(message: GenerationMessage | inference_service_pb2.TokenizeRequest) -> Prompt:
+    """The input of a checked request."""
+    kind = message.WhichOneof("input")
+    if kind == "chat":
+        return to_chat(message.chat)
+    if kind == "tokens" and not isinstance(message, inference_service_pb2.TokenizeRequest):
+        return TokenPrompt(tuple(message.tokens.ids))
+    return RawPrompt(message.prompt)
+
+
+def to_chat(chat: generation_pb2.ChatInput) -> ChatPrompt:
+    """A checked chat whose parts are all text."""
+    return ChatPrompt(
+        messages=tuple(to_message(message) for message in chat.messages),
+        tools=tuple(Tool(tool.name, tool.description, tool.parameters_json) for tool in chat.tools),
+        template_variables=parse_object(chat.template_variables_json) if chat.template_variables_json else {},
+    )
+
+
+def to_message(message: generation_pb2.ChatMessage) -> Message:
+    """A checked message whose parts are all text."""
+    return Message(
+        role=ROLES[message.role],
+        text_parts=tuple(part.text for part in message.parts),
+        tool_calls=tuple(ToolCall(call.id, call.name, call.arguments_json) for call in message.tool_calls),
+        tool_call_id=message.tool_call_id,
+        name=message.name,
+    )
+
+
+def to_sampling(sampling: generation_pb2.SamplingOptions) -> SamplingChoices:
+    """Sampling as asked for; also of an unchecked request."""
+    asked = {field.name: value for field, value in sampling.ListFields() if field.name != "logit_bias"}
+    return SamplingChoices(**asked, logit_bias=dict(sampling.logit_bias))
+
+
+def to_stop(stop: generation_pb2.StopOptions) -> StopChoices:
+    """When to stop; also of an unchecked request."""
+    return StopChoices(
+        max_tokens=stop.max_tokens if stop.HasField("max_tokens") else None,
+        sequences=tuple(stop.sequences),
+        token_ids=tuple(stop.token_ids),
+        ignore_eos=stop.ignore_eos,
+    )
+
+
+def to_output(output: generation_pb2.OutputOptions) -> OutputChoices:
+    """What to return; a constraint is no part of it yet (rpc/capabilities.py refuses it)."""
+    return OutputChoices(
+        token_ids=output.token_ids,
+        top_logprobs=output.top_logprobs if output.HasField("top_logprobs") else None,
+        rendered_prompt=output.rendered_prompt,
+    )
+
+
+def to_scheduling(scheduling: generation_pb2.SchedulingOptions, server_policy: ContentionPolicy) -> SchedulingChoices:
+    """Checked scheduling."""
+    return SchedulingChoices(
+        contention=to_policy(scheduling.contention, server_policy) if scheduling.HasField("contention") else None,
+        priority=scheduling.priority,
+        load_if_needed=scheduling.load_if_needed if scheduling.HasField("load_if_needed") else True,
+        preemptible=scheduling.preemptible if scheduling.HasField("preemptible") else True,
+    )
+
+
+# --- events -----------------------------------------------------------------------------------------------------
+
+
+def from_event(sequence: int, event: Event) -> StreamResponse:
+    """An event as the stream's message number `sequence`. Deltas come first: they are nearly all of them."""
+    if isinstance(event, Delta):
+        return StreamResponse(sequence=sequence, delta=from_delta(event))
+    if isinstance(event, Started):
+        return StreamResponse(sequence=sequence, started=from_started(event))
+    if isinstance(event, Finished):
+        return StreamResponse(sequence=sequence, finished=from_finished(event))
+    return StreamResponse(sequence=sequence, waiting=from_waiting(event))
+
+
+def from_delta(delta: Delta) -> StreamResponse.Delta:
+    """New output."""
+    message = StreamResponse.Delta(text=delta.text, completion_tokens=delta.completion_tokens)
+    if delta.reasoning:
+        message.reasoning = delta.reasoning
+    if delta.token_ids:
+        message.token_ids.extend(delta.token_ids)
+    if delta.logprobs:
+        message.logprobs.extend(map(from_logprob, delta.logprobs))
+    return message
+
+
+def from_started(started: Started) -> StreamResponse.Started:
+    """The admission."""
+    return StreamResponse.Started(
+        request_id=started.request_id,
+        model=from_served_model(started.model),
+        prompt_tokens=started.prompt_tokens,
+        rendered_prompt=started.rendered_prompt,
+    )
+
+
+def from_finished(finished: Finished) -> StreamResponse.Finished:
+    """The end."""
+    return StreamResponse.Finished(
+        finish_reason=FINISH_REASON_VALUES[finished.finish_reason],
+        matched_stop=finished.matched_stop,
+        usage=from_usage(finished.usage),
+        timing=from_timing(finished.timing),
+        preemptions=finished.preemptions,
+    )
+
+
+def from_waiting(waiting: Waiting) -> StreamResponse.Waiting:
+    """What is waited for."""
+    return StreamResponse.Waiting(
+        state=WAIT_STATE_VALUES[waiting.state],
+        queue_position=waiting.queue_position,
+        load_progress=waiting.load_progress,
+    )
+
+
+def from_served_model(model: ServedModel) -> generation_pb2.ServedModel:
+    """What served a request."""
+    return generation_pb2.ServedModel(name=model.name, revision=model.revision, load_generation=model.load_generation)
+
+
+def from_usage(usage: Usage) -> generation_pb2.Usage:
+    """Token counts."""
+    return generation_pb2.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        cached_prompt_tokens=usage.cached_prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+    )
+
+
+def from_timing(timing: Timing) -> generation_pb2.Timing:
+    """Where the time went."""
+    return generation_pb2.Timing(
+        queue=to_duration(timing.queue),
+        load=to_duration(timing.load),
+        prefill=to_duration(timing.prefill),
+        decode=to_duration(timing.decode),
+        total=to_duration(timing.total),
+    )
+
+
+def from_logprob(logprob: TokenLogprob) -> generation_pb2.TokenLogprob:
+    """A token's log probability and its alternatives."""
+    return generation_pb2.TokenLogprob(
+        token_id=logprob.token_id,
+        logprob=logprob.logprob,
+        top=[generation_pb2.TopLogprob(token_id=token_id, logprob=value) for token_id, value in logprob.top],
+    )
+
+
+def from_edge(event: Started | Finished) -> inference_service_pb2.GenerateResponse:
+    """What the start and the end of a stream add to the answer of a unary call."""
+    if isinstance(event, Started):
+        return inference_service_pb2.GenerateResponse(
+            request_id=event.request_id,
+            model=from_served_model(event.model),
+            rendered_prompt=event.rendered_prompt,
+        )
+    return inference_service_pb2.GenerateResponse(
+        finish_reason=FINISH_REASON_VALUES[event.finish_reason],
+        matched_stop=event.matched_stop,
+        usage=from_usage(event.usage),
+        timing=from_timing(event.timing),
+        preemptions=event.preemptions,
+    )

@@ -1,0 +1,133 @@
+"""grpc.health.v1, derived at each look from the phase and the registry (docs/semantics.md §9); nothing is stored.
+
+The library's servicer is not used: its watches can't be ended, and its statuses would have to be kept in step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import grpc
+from grpc_health.v1 import health_pb2 as pb
+from grpc_health.v1 import health_pb2_grpc
+
+from inferd_server.core.errors import InferdError, Reason, echo
+from inferd_server.core.model import ModelState
+from inferd_server.serving.lifecycle import Lifecycle, Phase
+
+from .interceptors.call import Context
+
+if TYPE_CHECKING:
+    from inferd_server.registry.registry import ModelSnapshot, Registry
+
+LIVENESS = frozenset({"", "liveness"})
+READINESS = frozenset({"readiness", "inferd.v1.InferenceService"})
+MODEL_SERVICE = "inferd.v1.ModelService"
+MODEL_PREFIX = "inferd.v1.Model/"
+
+
+class Health:
+    """The status of each name, now."""
+
+    def __init__(self, lifecycle: Lifecycle, registry: Registry) -> None:
+        self._lifecycle = lifecycle
+        self._registry = registry
+
+    def is_serving(self, name: str) -> bool | None:
+        """Whether `name` serves; None for an unknown name."""
+        if name in LIVENESS:
+            return True
+        if name in READINESS:
+            return self._lifecycle.phase is Phase.READY and self._can_serve()
+        if name == MODEL_SERVICE:
+            return self._lifecycle.phase <= Phase.READY
+        return self._serves_model(name.removeprefix(MODEL_PREFIX)) if name.startswith(MODEL_PREFIX) else None
+
+    def names(self) -> list[str]:
+        """Every name, models by their canonical names."""
+        models = [MODEL_PREFIX + model.entry.name for model in self._registry.snapshot().models]
+        return [*sorted(LIVENESS | READINESS), MODEL_SERVICE, *models]
+
+    @contextmanager
+    def changes(self) -> Iterator[asyncio.Event]:
+        """An event that is set whenever a status may have changed."""
+        event = asyncio.Event()
+        states: dict[str, ModelState] = {}
+
+        def note(model: ModelSnapshot) -> None:
+            if states.get(model.entry.name) is not model.state:  # progress changes no status
+                states[model.entry.name] = model.state
+                event.set()
+
+        ends = (self._lifecycle.subscribe(lambda _: event.set()), self._registry.subscribe(note))
+        try:
+            yield event
+        finally:
+            for end in ends:
+                end()
+
+    def _can_serve(self) -> bool:
+        """False only where an engine died and no other model is left to serve. A model that failed to load is no such
+        case: the next request tries again."""
+        models = self._registry.snapshot().models
+        failed = [model for model in models if model.state is ModelState.FAILED]
+        return len(failed) < len(models) or not any(map(_engine_died, failed))
+
+    def _serves_model(self, name: str) -> bool | None:
+        try:
+            model = self._registry.model(name)
+        except InferdError:
+            return None
+        return self._lifecycle.phase is Phase.READY and model.state is ModelState.LOADED
+
+
+def _engine_died(model: ModelSnapshot) -> bool:
+    return model.last_error is not None and model.last_error[0] == Reason.ENGINE_FAILED
+
+
+def _status(serves: bool | None) -> pb.HealthCheckResponse:
+    """The answer; `serves` None is an unknown name."""
+    if serves is None:
+        return pb.HealthCheckResponse(status=pb.HealthCheckResponse.SERVICE_UNKNOWN)
+    return pb.HealthCheckResponse(
+        status=pb.HealthCheckResponse.SERVING if serves else pb.HealthCheckResponse.NOT_SERVING
+    )
+
+
+class HealthServicer(health_pb2_grpc.HealthServicer):
+    """Check, List, Watch."""
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+
+    async def Check(self, request: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:
+        """The status now; NOT_FOUND for an unknown name."""
+        serves = self._health.is_serving(request.service)
+        if serves is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service {echo(request.service)!r}")
+        return _status(serves)
+
+    async def List(self, request: object, context: Context) -> object:  # the stubs do not know List yet
+        """Every status."""
+        return pb.HealthListResponse(  # type: ignore[attr-defined]
+            statuses={name: _status(self._health.is_serving(name)) for name in self._health.names()}
+        )
+
+    async def Watch(
+        self, request: pb.HealthCheckRequest, context: Context
+    ) -> AsyncGenerator[pb.HealthCheckResponse, None]:
+        """The status at once and at each change; SERVICE_UNKNOWN while the name is unknown. A slow watcher misses
+        what lies between; it ends with the server (interceptors/around.py)."""
+        with self._health.changes() as changed:
+            told: pb.HealthCheckResponse | None = None
+            while True:
+                status = _status(self._health.is_serving(request.service))
+                if status != told:
+                    told = status
+                    yield status
+                else:
+                    await changed.wait()
+                    changed.clear()

@@ -1,0 +1,137 @@
+"""InferenceService: generation and what belongs to it.
+
+Order of checks (docs/semantics.md §8): phase and credentials (interceptors), strategy, existence, validation,
+capability; then what needs the prompt's tokens, in serving.
+"""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from inferd.v1 import inference_service_pb2 as pb
+from inferd.v1 import inference_service_pb2_grpc
+from inferd_server.core.errors import InferdError, capability_missing, prompt_too_long
+from inferd_server.core.generation import Delta, Event, Finished, GenerationRequest, Started
+from inferd_server.core.model import Clock, ModelEntry
+from inferd_server.serving.lifecycle import Phase
+
+from . import convert, validate
+from .capabilities import check_capabilities
+from .contention import check_strategy, from_policy
+from .enums import STRATEGY_VALUES
+from .interceptors.call import Context, current_call
+from .services import Services
+from .times import to_timestamp
+from .validate_options import is_too_long
+
+
+class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
+    """Translates; every decision about a request is made in serving and below.
+
+    `clock` is the one that Generations has its deadlines on.
+    """
+
+    def __init__(self, services: Services, *, clock: Clock = time.monotonic) -> None:
+        self._generations = services.generations
+        self._registry = services.registry
+        self._lifecycle = services.lifecycle
+        self._info = services.info
+        self._clock = clock
+
+    async def StreamGenerate(
+        self, request: pb.StreamGenerateRequest, context: Context
+    ) -> AsyncGenerator[pb.StreamGenerateResponse, None]:
+        """One started, any deltas, one finished; errors name the last sequence number that was sent."""
+        generation = self._accept(request)
+        sequence = 0
+        try:
+            async with aclosing(self._events(generation, context)) as events:
+                async for event in events:
+                    yield convert.from_event(sequence, event)
+                    sequence += 1
+        except InferdError as error:
+            raise (error.with_facts(last_sequence=sequence - 1) if sequence else error) from None
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
+        """The same stream of events, put together."""
+        generation = self._accept(request)
+        response = pb.GenerateResponse()
+        pieces: list[str] = []
+        reasoning: list[str] = []
+        async with aclosing(self._events(generation, context)) as events:
+            async for event in events:
+                if isinstance(event, Delta):
+                    pieces.append(event.text)
+                    reasoning.append(event.reasoning)
+                    response.token_ids.extend(event.token_ids)
+                    response.logprobs.extend(map(convert.from_logprob, event.logprobs))
+                elif isinstance(event, Started | Finished):
+                    response.MergeFrom(convert.from_edge(event))
+        response.text = "".join(pieces)
+        response.reasoning = "".join(reasoning)
+        return response
+
+    async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
+        """No model of this version embeds: what is wrong with the request comes first, then that."""
+        check_strategy(request.scheduling.contention, self._info)
+        entry = self._registry.resolve(request.model)
+        validate.check_embed(request, self._info)
+        raise capability_missing(
+            entry.name, "embed", f"model {entry.name!r} can't embed: capability 'embed' is missing"
+        )
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        """Counts without loading weights."""
+        entry = self._registry.resolve(request.model)
+        validate.check_tokenize(request)
+        check_capabilities(request, entry)
+        ids, context_length = await self._generations.tokenize(entry.name, convert.to_prompt(request))
+        return pb.TokenizeResponse(
+            count=len(ids), token_ids=ids if request.return_ids else (), context_length=context_length
+        )
+
+    async def CancelGeneration(
+        self, request: pb.CancelGenerationRequest, context: Context
+    ) -> pb.CancelGenerationResponse:
+        """Idempotent: an id that is not in flight is no error."""
+        validate.check_cancel(request)
+        return pb.CancelGenerationResponse(cancelled=self._generations.cancel(request.request_id))
+
+    async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
+        """Answers in every phase."""
+        info = self._info
+        return pb.GetServerInfoResponse(
+            server_version=info.version,
+            mlx_version=info.mlx_version,
+            device=info.device,
+            start_time=to_timestamp(info.start_time),
+            default_contention=from_policy(info.policy),
+            allowed_contention_strategies=sorted(STRATEGY_VALUES[strategy] for strategy in info.request_overrides),
+            max_message_bytes=info.max_message_bytes,
+            max_queue_length=info.max_queue,
+            draining=self._lifecycle.phase > Phase.READY,
+        )
+
+    def _accept(self, message: convert.GenerationMessage) -> GenerationRequest:
+        check_strategy(message.scheduling.contention, self._info)
+        entry = self._registry.resolve(message.model)
+        validate.check_generation(message, entry, self._info)
+        check_capabilities(message, entry)
+        _check_length(message, entry)
+        return convert.to_generation_request(message, self._info.policy)
+
+    async def _events(self, generation: GenerationRequest, context: Context) -> AsyncGenerator[Event, None]:
+        remaining: float | None = context.time_remaining()
+        deadline = None if remaining is None else self._clock() + remaining
+        async with aclosing(self._generations.stream(generation, deadline=deadline)) as events:
+            async for event in events:
+                if isinstance(event, Started):
+                    current_call().request_id = event.request_id
+                yield event
+
+
+def _check_length(message: convert.GenerationMessage, entry: ModelEntry) -> None:
+    """Refuse too many token ids before they become Python objects: a full message holds millions."""
+    ids = message.tokens.ids
+    if is_too_long(ids, entry):
+        raise prompt_too_long("tokens.ids", len(ids), entry.context_length)

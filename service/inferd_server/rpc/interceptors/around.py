@@ -1,0 +1,136 @@
+"""One wrapper for all four kinds of method: runs every handler inside the same layers and knows all open calls.
+
+Streaming handlers are async generators, but grpc gets a coroutine that writes: with `async def … yield` handed to grpc,
+a client that leaves during a write drops the generator, and its `finally` runs some time later in another task. Here
+the cancellation arrives in our own coroutine, which closes the generator before it ends.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from typing import Any
+
+import grpc
+
+from inferd_server.core.errors import InferdError, echo
+from inferd_server.core.model import Clock
+
+from .call import Call, Context, enter
+
+Layer = Callable[[Call], AbstractAsyncContextManager[None]]
+"""What runs around a handler; the first of a sequence is the outermost."""
+
+WATCHES = frozenset(
+    {
+        "/grpc.health.v1.Health/Watch",
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+        "/inferd.v1.ModelService/WatchModels",
+    }
+)
+"""Streams that stay open until somebody ends them; at shutdown we do."""
+
+Handler = grpc.RpcMethodHandler[Any, Any]
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]
+
+
+class Around(grpc.aio.ServerInterceptor):
+    """The open calls of a server and the layers around each."""
+
+    def __init__(self, layers: Sequence[Layer], *, clock: Clock = time.monotonic) -> None:
+        self._layers = tuple(layers)
+        self._clock = clock
+        self._calls: set[Call] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._wrapped: dict[str, Handler] = {}
+        self._watches_ended: InferdError | None = None
+
+    async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler | None:
+        """The handler of a method, wrapped; None (grpc's own UNIMPLEMENTED) where there is none."""
+        handler = await continuation(details)
+        if handler is None:
+            return None
+        wrapped = self._wrapped.get(details.method)
+        if wrapped is None:
+            wrapped = self._wrapped[details.method] = self._wrap(details.method, handler)
+        return wrapped
+
+    def end_watches(self, error: InferdError) -> None:
+        """End every watch with `error`, now and as they come."""
+        self._watches_ended = error
+        for call in list(self._calls):
+            if call.method in WATCHES:
+                call.end(error)
+
+    def end_stalled(self, limit_seconds: float, error: InferdError) -> None:
+        """End with `error` every call whose write has been pending for longer than the limit."""
+        latest = self._clock() - limit_seconds
+        for call in list(self._calls):
+            if call.writing_since is not None and call.writing_since < latest:
+                call.end(error)
+
+    async def finished(self, timeout_seconds: float) -> int:
+        """Wait until the tasks of all handlers have ended, `finally` blocks included; returns how many have not."""
+        if not self._tasks:
+            return 0
+        _, pending = await asyncio.wait(list(self._tasks), timeout=timeout_seconds)
+        return len(pending)
+
+    def _wrap(self, method: str, handler: Handler) -> Handler:
+        if handler.request_streaming:
+            inner = handler.stream_stream if handler.response_streaming else handler.stream_unary
+        else:
+            inner = handler.unary_stream if handler.response_streaming else handler.unary_unary
+        make = _HANDLERS[handler.request_streaming, handler.response_streaming]
+        around = self._stream if handler.response_streaming else self._unary
+        return make(around(method, inner), handler.request_deserializer, handler.response_serializer)
+
+    def _unary(self, method: str, inner: Any) -> Callable[[Any, Context], Awaitable[Any]]:
+        async def respond(request: Any, context: Context) -> Any:
+            async with self._open(method, request, context):
+                return await inner(request, context)
+
+        return respond
+
+    def _stream(self, method: str, inner: Any) -> Callable[[Any, Context], Awaitable[None]]:
+        async def respond(request: Any, context: Context) -> None:
+            async with self._open(method, request, context) as call, aclosing(inner(request, context)) as messages:
+                async for message in messages:
+                    call.writing_since = self._clock()
+                    await context.write(message)
+                    call.writing_since = None
+
+        return respond
+
+    @asynccontextmanager
+    async def _open(self, method: str, request: Any, context: Context) -> AsyncIterator[Call]:
+        call = Call(method, context, self._clock())
+        call.request_id = echo(getattr(request, "request_id", ""))
+        call.model = echo(getattr(request, "model", "") or getattr(request, "name", ""))
+        enter(call)
+        self._track()
+        self._calls.add(call)
+        try:
+            async with AsyncExitStack() as stack:
+                for layer in self._layers:
+                    await stack.enter_async_context(layer(call))
+                if self._watches_ended is not None and method in WATCHES:
+                    raise self._watches_ended
+                yield call
+        finally:
+            self._calls.discard(call)
+
+    def _track(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "grpc.aio runs handlers in tasks"
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+_HANDLERS: dict[tuple[bool, bool], Callable[..., Handler]] = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}

@@ -1,0 +1,71 @@
+"""One RPC in flight, as the layers around its handler see it."""
+
+import asyncio
+from contextvars import ContextVar
+from typing import Any
+
+import grpc
+
+from inferd_server.core.errors import InferdError
+
+Context = grpc.aio.ServicerContext[Any, Any]
+"""Any: one wrapper serves the messages of all methods."""
+
+
+class Call:
+    """One RPC.
+
+    Attributes:
+        method: full name, `/inferd.v1.InferenceService/Generate`.
+        request_id: the caller's id, or the server's once it made one; safe to log.
+        model: the name asked for; safe to log.
+        code, reason: how it ended; set by interceptors/edge.py.
+        is_answered: an error status is on its way.
+        writing_since: when the write now pending began, by the clock of interceptors/around.py; None between writes.
+    """
+
+    def __init__(self, method: str, context: Context, started: float) -> None:
+        self.method = method
+        self.context = context
+        self.started = started
+        self.request_id = ""
+        self.model = ""
+        self.code = grpc.StatusCode.OK
+        self.reason = ""
+        self.writing_since: float | None = None
+        self.is_answered = False
+        self.ending: InferdError | None = None
+        self._task = asyncio.current_task()
+
+    @property
+    def service(self) -> str:
+        """The service's full name."""
+        return self.method.split("/")[1]
+
+    def end(self, error: InferdError) -> None:
+        """End the RPC with `error`, wherever its handler stands; the first reason given counts.
+
+        The handler's task is cancelled and the edge answers: cancelling alone would leave the RPC open.
+        """
+        if self.ending is None and not self.is_answered and self._task is not None:
+            self.ending = error
+            self._task.cancel()
+
+    def take_ending(self) -> InferdError | None:
+        """The error of `end`, if the cancellation just caught was its."""
+        if self.ending is not None and self._task is not None:
+            self._task.uncancel()
+        return self.ending
+
+
+_CURRENT: ContextVar[Call] = ContextVar("call")
+
+
+def enter(call: Call) -> None:
+    """Make `call` the current one of this task."""
+    _CURRENT.set(call)
+
+
+def current_call() -> Call:
+    """The RPC that this task serves."""
+    return _CURRENT.get()

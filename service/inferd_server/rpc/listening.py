@@ -1,0 +1,116 @@
+"""Addresses to listen on: parsed, tried first with a plain socket (whose errors say what is wrong), then given to grpc.
+
+A taken port is found by the trial: grpc itself says only "failed to bind" and prints a page about it.
+"""
+
+import asyncio
+import errno
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+MAX_UNIX_PATH_NBYTES = 107
+CONNECT_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ListenSettings:
+    """Where to listen: `HOST:PORT` (port 0: any free one; IPv6 in brackets) or `unix:/path`."""
+
+    address: str
+    max_message_nbytes: int
+
+
+async def bind(server: grpc.aio.Server, address: str) -> str:
+    """Bind; returns the address with the real port.
+
+    Raises:
+        ValueError: not an address.
+        OSError: it can't be bound; the message names it.
+    """
+    if address.startswith("unix:"):
+        return await _bind_unix(server, Path("/" + address.removeprefix("unix:").lstrip("/")))
+    host, port = split_host_port(address)
+    if port:
+        await _try_tcp(host, port, address)
+    try:
+        bound = server.add_insecure_port(address)
+    except RuntimeError:
+        raise OSError(errno.EADDRNOTAVAIL, f"can't listen on {address}") from None
+    return f"{address.rpartition(':')[0]}:{bound}"
+
+
+def split_host_port(address: str) -> tuple[str, int]:
+    """(host without brackets, port).
+
+    Raises:
+        ValueError: anything else than HOST:PORT or [IPV6]:PORT.
+    """
+    host, colon, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if bracketed:
+        host = host[1:-1]
+    if not colon or not host or (":" in host) != bracketed or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{address!r} is neither HOST:PORT nor unix:/path")
+    return host, int(port)
+
+
+async def _try_tcp(host: str, port: int, address: str) -> None:
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, where in found:
+            with socket.socket(family, kind, protocol) as trial:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                trial.bind(where)
+                trial.listen(1)
+    except OSError as error:
+        raise OSError(error.errno, f"can't listen on {address}: {error.strerror}") from None
+
+
+async def _bind_unix(server: grpc.aio.Server, path: Path) -> str:
+    address = f"unix:{path}"
+    if len(os.fsencode(path)) > MAX_UNIX_PATH_NBYTES:
+        raise OSError(
+            errno.ENAMETOOLONG, f"can't listen on {address}: at most {MAX_UNIX_PATH_NBYTES} bytes are allowed"
+        )
+    await asyncio.to_thread(_remove_stale_socket, path, address)
+    try:
+        with _private_files():
+            server.add_insecure_port(address)
+    except RuntimeError:
+        raise OSError(errno.EACCES, f"can't listen on {address}: its folder is missing or not writable") from None
+    return address
+
+
+def _remove_stale_socket(path: Path, address: str) -> None:
+    """Remove what a server that died has left; never a file of another kind, never a socket that somebody serves."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise OSError(errno.EEXIST, f"can't listen on {address}: a file that is no socket stands there")
+    with socket.socket(socket.AF_UNIX) as trial:
+        trial.settimeout(CONNECT_SECONDS)
+        if trial.connect_ex(str(path)) != errno.ECONNREFUSED:
+            raise OSError(errno.EADDRINUSE, f"can't listen on {address}: another server is using it")
+    path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _private_files() -> Iterator[None]:
+    """Files made inside are their owner's alone. Changing the mode afterwards would leave a moment for others."""
+    before = os.umask(0o177)
+    try:
+        yield
+    finally:
+        os.umask(before)

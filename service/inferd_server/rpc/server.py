@@ -1,0 +1,99 @@
+"""The gRPC server: its options, its services, the layers around them, and how it stops."""
+
+import asyncio
+import time
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from inferd.v1 import inference_service_pb2, inference_service_pb2_grpc, model_service_pb2, model_service_pb2_grpc
+from inferd_server.core.errors import reader_stalled, server_shutdown
+from inferd_server.core.model import Clock
+
+from .health import Health, HealthServicer
+from .inference import InferenceServicer
+from .interceptors.access_log import access_log
+from .interceptors.around import Around
+from .interceptors.edge import edge
+from .interceptors.gate import gate
+from .listening import ListenSettings, bind
+from .models import ModelServicer
+from .reflection import add_reflection
+from .services import ServerInfo, Services
+
+__all__ = ["ListenSettings", "Server", "ServerInfo", "Services"]
+
+STALLED_WRITE_SECONDS = 60.0
+"""A reader that takes nothing for so long loses its stream: its request would hold its model for ever."""
+SERVICE_NAMES = (
+    inference_service_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
+    model_service_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
+    health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
+)
+
+
+def server_options(max_message_nbytes: int) -> list[tuple[str, int]]:
+    """Channel arguments, each against a trap that was measured."""
+    return [
+        ("grpc.so_reuseport", 0),  # else a second server on the same port starts without an error
+        ("grpc.max_receive_message_length", max_message_nbytes),
+        ("grpc.max_send_message_length", max_message_nbytes),
+        # Clients that ping every 10 s are cut with too_many_pings otherwise. (The name with `recv` is ignored.)
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        # A frozen client's death is noticed by these alone.
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
+class Server:
+    """Serves `services`. There is no bound on concurrent RPCs here: it would refuse health probes too."""
+
+    def __init__(self, services: Services, listen: ListenSettings, *, clock: Clock = time.monotonic) -> None:
+        self._listen = listen
+        # From the outside in: the log sees every outcome, the edge answers what the gate and the handlers raise.
+        self._around = Around([access_log(clock), edge, gate(services.lifecycle)], clock=clock)
+        self._server = grpc.aio.server(interceptors=[self._around], options=server_options(listen.max_message_nbytes))
+        health = Health(services.lifecycle, services.registry)
+        health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(health), self._server)
+        inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(
+            InferenceServicer(services, clock=clock), self._server
+        )
+        model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(services, clock=clock), self._server)
+        if services.reflection:
+            add_reflection(self._server, SERVICE_NAMES)
+        self._address = ""
+        self._watchdog: asyncio.Task[None] | None = None
+
+    async def start(self) -> str:
+        """Open the port; returns the bound address with the real port.
+
+        Raises:
+            OSError: the address can't be bound; the message names it.
+            ValueError: it is no address.
+        """
+        self._address = await bind(self._server, self._listen.address)
+        await self._server.start()
+        self._watchdog = asyncio.create_task(self._end_stalled_streams())
+        return self._address
+
+    def end_watches(self) -> None:
+        """End the open watches, which would hold `stop` for its whole grace, and each that still comes."""
+        self._around.end_watches(server_shutdown())
+
+    async def stop(self, grace_seconds: float) -> int:
+        """Close the port, end the watches, let running calls end within the grace, cut the rest; then wait (as long
+        again, at least a second) until the handlers' `finally` blocks have run, which grpc does not. Returns how
+        many handlers have not ended. A second call does no harm."""
+        self.end_watches()
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        await self._server.stop(grace_seconds)
+        return await self._around.finished(max(grace_seconds, 1.0))
+
+    async def _end_stalled_streams(self) -> None:
+        while True:
+            await asyncio.sleep(STALLED_WRITE_SECONDS / 4)
+            self._around.end_stalled(STALLED_WRITE_SECONDS, reader_stalled(STALLED_WRITE_SECONDS))

@@ -1,0 +1,46 @@
+"""What the wire stands on: the rooms below it, and plain facts about this server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from inferd_server.core.model import ContentionPolicy, Strategy
+from inferd_server.serving.lifecycle import Lifecycle
+
+if TYPE_CHECKING:
+    from inferd_server.registry.registry import Registry
+    from inferd_server.serving.generations import Generations
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """What GetServerInfo tells, and what requests are checked against.
+
+    Attributes:
+        start_time: start of the process, seconds since 1970.
+        policy: the server's own contention policy.
+        request_overrides: strategies that a request may ask for by itself.
+        max_message_bytes: largest message accepted.
+        max_queue: requests that may wait, all models together.
+    """
+
+    version: str
+    mlx_version: str
+    device: str
+    start_time: float
+    policy: ContentionPolicy
+    request_overrides: frozenset[Strategy]
+    max_message_bytes: int
+    max_queue: int
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The rooms below the wire. `reflection` turns server reflection on."""
+
+    generations: Generations
+    registry: Registry
+    lifecycle: Lifecycle
+    info: ServerInfo
+    reflection: bool = True

@@ -1,0 +1,132 @@
+"""The checks of form: what can be judged about a request without its prompt's tokens; all violations at once.
+
+The limits bound what one request may cost before an engine sees it. Existence of the model was checked before.
+"""
+
+from inferd.v1 import inference_service_pb2, model_service_pb2
+from inferd_server.core.model import ModelEntry
+
+from .contention import check_policy
+from .convert import GenerationMessage
+from .enums import MODEL_STATES
+from .services import ServerInfo
+from .validate_chat import check_chat
+from .validate_options import (
+    REQUEST_ID,
+    check_output,
+    check_request_id,
+    check_sampling,
+    check_scheduling,
+    check_stop,
+    check_token_ids,
+    check_vocabulary,
+)
+from .violations import Violations
+
+MAX_SESSION_ID_CHARACTERS = 256
+MAX_COALESCE_MS = 10_000
+MAX_TEXTS = 2048
+MAX_STATES = 64
+MAX_WATCHED_NAMES = 1024
+
+
+def check_generation(message: GenerationMessage, entry: ModelEntry, info: ServerInfo) -> None:
+    """Generate and StreamGenerate.
+
+    Raises:
+        InferdError: INVALID_PARAMETER with every violation.
+    """
+    violations = Violations()
+    check_request_id(message.request_id, violations)
+    _check_input(message, entry, violations)
+    check_sampling(message.sampling, violations)
+    check_stop(message.stop, violations)
+    check_vocabulary(message, entry, violations)
+    check_output(message.output, violations)
+    check_scheduling(message.scheduling, info, violations)
+    violations.check_length(message.session_id, "session_id", MAX_SESSION_ID_CHARACTERS)
+    if isinstance(message, inference_service_pb2.StreamGenerateRequest):
+        claim = message.stream.coalesce_ms <= MAX_COALESCE_MS
+        violations.require(claim, "stream.coalesce_ms", f"at most {MAX_COALESCE_MS} is allowed")
+    violations.raise_if_any()
+
+
+def _check_input(message: GenerationMessage, entry: ModelEntry, violations: Violations) -> None:
+    kind = message.WhichOneof("input")
+    if kind is None:
+        violations.add("input", "one of prompt, chat and tokens must be set")
+    elif kind == "prompt":
+        violations.require(bool(message.prompt), "prompt", "must not be empty")
+    elif kind == "chat":
+        check_chat(message.chat, violations)
+    else:
+        check_token_ids(message.tokens.ids, entry, violations)
+
+
+def check_tokenize(message: inference_service_pb2.TokenizeRequest) -> None:
+    """Tokenize. An empty prompt is fine: it has a count too.
+
+    Raises:
+        InferdError: INVALID_PARAMETER with every violation; so do all below.
+    """
+    violations = Violations()
+    kind = message.WhichOneof("input")
+    violations.require(kind is not None, "input", "one of prompt and chat must be set")
+    if kind == "chat":
+        check_chat(message.chat, violations)
+    violations.raise_if_any()
+
+
+def check_embed(message: inference_service_pb2.EmbedRequest, info: ServerInfo) -> None:
+    """Embed."""
+    violations = Violations()
+    check_request_id(message.request_id, violations)
+    claim = 1 <= len(message.texts) <= MAX_TEXTS
+    violations.require(claim, "texts", f"between 1 and {MAX_TEXTS} texts are allowed")
+    for i, text in enumerate(message.texts[:MAX_TEXTS]):
+        violations.require(bool(text), f"texts[{i}]", "must not be empty")
+    check_scheduling(message.scheduling, info, violations)
+    violations.raise_if_any()
+
+
+def check_cancel(message: inference_service_pb2.CancelGenerationRequest) -> None:
+    """CancelGeneration: an id, known or not."""
+    violations = Violations()
+    claim = REQUEST_ID.fullmatch(message.request_id) is not None
+    violations.require(claim, "request_id", f"must match {REQUEST_ID.pattern}")
+    violations.raise_if_any()
+
+
+def check_load(message: model_service_pb2.LoadModelRequest, info: ServerInfo) -> None:
+    """LoadModel."""
+    violations = Violations()
+    check_policy(message.contention, "contention", info, violations)
+    violations.raise_if_any()
+
+
+def check_unload(message: model_service_pb2.UnloadModelRequest) -> None:
+    """UnloadModel."""
+    violations = Violations()
+    claim = message.mode in model_service_pb2.UnloadMode.values()
+    violations.require(claim, "mode", f"{message.mode} is no known mode")
+    violations.check_duration(message.drain_timeout, "drain_timeout")
+    violations.raise_if_any()
+
+
+def check_list(message: model_service_pb2.ListModelsRequest, *, token_is_valid: bool) -> None:
+    """ListModels."""
+    violations = Violations()
+    violations.require(message.page_size >= 0, "page_size", "must not be negative")
+    violations.require(token_is_valid, "page_token", "must come from the previous response to the same states")
+    violations.require(len(message.states) <= MAX_STATES, "states", f"at most {MAX_STATES} are allowed")
+    for i, state in enumerate(message.states[:MAX_STATES]):
+        violations.require(state in MODEL_STATES, f"states[{i}]", f"{state} is no known state")
+    violations.raise_if_any()
+
+
+def check_watch(message: model_service_pb2.WatchModelsRequest) -> None:
+    """WatchModels, but for whether the names exist."""
+    violations = Violations()
+    claim = len(message.names) <= MAX_WATCHED_NAMES
+    violations.require(claim, "names", f"at most {MAX_WATCHED_NAMES} names are allowed")
+    violations.raise_if_any()
