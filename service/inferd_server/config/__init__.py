@@ -3,7 +3,22 @@
 Only app and __main__ import this room. A `Config` is whole and valid, or there is none.
 """
 
-from .loading import Config, Sources, entries, load, load_config, reload_config
+from .budget import BudgetReport, MemoryFigures, budget_report, memory_figures
+from .loading import Config, Sources, entries, load, load_config, registry_limits, reload_config
 from .problems import ConfigError, Problem
 
-__all__ = ["Config", "ConfigError", "Problem", "Sources", "entries", "load", "load_config", "reload_config"]
+__all__ = [
+    "BudgetReport",
+    "Config",
+    "ConfigError",
+    "MemoryFigures",
+    "Problem",
+    "Sources",
+    "budget_report",
+    "entries",
+    "load",
+    "load_config",
+    "memory_figures",
+    "registry_limits",
+    "reload_config",
+]

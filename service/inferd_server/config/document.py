@@ -5,6 +5,8 @@ from typing import Any
 
 import yaml
 
+from inferd_server.core.errors import echo
+
 from .problems import ConfigError, Problem
 
 MAX_FILE_NBYTES = 16 * 1024 * 1024
@@ -36,7 +38,7 @@ def _strict_mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[str, 
             continue
         if key.tag != "tag:yaml.org,2002:str":
             raise yaml.constructor.ConstructorError(
-                None, None, f"the key {key.value!r} is not text; put it in quotes", key.start_mark
+                None, None, f"the key {_shown(key)} is not text; put it in quotes", key.start_mark
             )
         line = key.start_mark.line + 1
         if key.value in first_lines:
@@ -47,6 +49,10 @@ def _strict_mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[str, 
     return {
         loader.construct_object(key, deep=True): loader.construct_object(value, deep=True) for key, value in node.value
     }
+
+
+def _shown(key: yaml.Node) -> str:
+    return repr(echo(key.value)) if isinstance(key, yaml.ScalarNode) else "here"
 
 
 _StrictLoader.add_constructor("tag:yaml.org,2002:map", _strict_mapping)

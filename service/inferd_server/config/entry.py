@@ -27,9 +27,26 @@ def local_folder(model: ModelSection, directory: Path) -> Path | None:
     stated = model.path or model.model
     if stated is None:
         return None
-    folder = (directory / Path(stated).expanduser()).absolute()
+    folder = (directory / _expanded(stated)).absolute()
     looks_like_path = model.path is not None or stated.startswith(("/", "./", "../", "~"))
-    return folder if looks_like_path or folder.is_dir() else None
+    return folder if looks_like_path or not folder_problem(folder) else None
+
+
+def folder_problem(folder: Path) -> str:
+    """Why this is no folder to read from; "" if it is one."""
+    try:
+        if folder.is_dir():
+            return ""
+        return f"must be a model's folder; {folder} is a file" if folder.exists() else f"there is no folder {folder}"
+    except OSError as error:
+        return f"cannot look at {folder}: {error.strerror or error}"
+
+
+def _expanded(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:  # no such user, or no home
+        return Path(path)
 
 
 def contention_policy(manager: ManagerSection) -> ContentionPolicy:

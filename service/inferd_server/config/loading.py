@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -24,11 +24,13 @@ from .schema import (
     LoggingSection,
     ManagerSection,
     ModelSection,
-    PreemptedRequests,
     Section,
     ServerSection,
 )
 from .settings import overlays
+
+if TYPE_CHECKING:
+    from inferd_server.registry.registry import RegistryLimits
 
 S = TypeVar("S", bound=Section)
 # What a required key is taken for after its own problem was noted, so that the rules can go on to find the others.
@@ -90,12 +92,7 @@ class Config:
     @property
     def resume_preempted(self) -> bool:
         """Whether interrupted requests go on when their model is back."""
-        return self.manager.preempted_requests is PreemptedRequests.RESUME
-
-    @property
-    def max_message_nbytes(self) -> int:
-        """Largest message, bytes."""
-        return self.server.max_message_mib * 2**20
+        return self.manager.preempted_requests == "resume"
 
 
 def load_config(
@@ -122,6 +119,23 @@ def load_config(
 def entries(config: Config) -> list[ModelEntry]:
     """The configured models as the registry and the engine know them, in the file's order."""
     return list(config.entries)
+
+
+def registry_limits(config: Config, ceiling_nbytes: int = 0) -> "RegistryLimits":
+    """The manager section as the registry knows it; `ceiling_nbytes` is MemoryFigures.ceiling_nbytes."""
+    # Imported here so that `check` does not pay for the registry's shell.
+    from inferd_server.registry.registry import RegistryLimits  # noqa: PLC0415
+
+    manager = config.manager
+    return RegistryLimits(
+        budget_nbytes=config.budget_nbytes,
+        policy=config.policy,
+        resume_preempted=config.resume_preempted,
+        min_residency_seconds=manager.min_residency_s,
+        drain_busy_after_seconds=manager.drain_busy_after_s,
+        load_timeout_seconds=manager.load_timeout_s,
+        ceiling_nbytes=ceiling_nbytes,
+    )
 
 
 def reload_config(config: Config, environ: Mapping[str, str] | None = None) -> Config:

@@ -5,7 +5,7 @@ import types
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import ValidationError
 
@@ -51,6 +51,8 @@ def allowed_text(annotation: Any) -> str:
         return stated[0] if stated else allowed_text(base)
     if get_origin(annotation) in (Union, types.UnionType):
         return " or ".join(allowed_text(choice) for choice in get_args(annotation))
+    if get_origin(annotation) is Literal:
+        return "one of " + ", ".join(get_args(annotation))
     if get_origin(annotation) is list:
         return f"a list, each {allowed_text(get_args(annotation)[0])}"
     return _plain_text(annotation)

@@ -8,7 +8,7 @@ from inferd_server.core.errors import echo
 from inferd_server.core.model import ModelEntry, Strategy
 from inferd_server.registry.catalog import ModelFacts
 
-from .entry import GIBIBYTE, local_folder
+from .entry import GIBIBYTE, folder_problem, local_folder
 from .problems import Location, Problem, dotted, hints, nested_section
 from .schema import Later, ManagerSection, ModelSection, Section
 
@@ -76,10 +76,10 @@ def source_problems(raw: Mapping[str, Any], model: ModelSection, i: int, directo
     folder = local_folder(model, directory)
     if folder is None:
         yield from _hub_problems(raw, model, i, key)
-    elif not folder.exists():
-        yield Problem(f"models[{i}].{key}", f"there is no folder {folder}")
-    elif not folder.is_dir():
-        yield Problem(f"models[{i}].{key}", f"must be a model's folder; {folder} is a file")
+        return
+    problem = folder_problem(folder)
+    if problem:
+        yield Problem(f"models[{i}].{key}", problem)
 
 
 def _hub_problems(raw: Mapping[str, Any], model: ModelSection, i: int, key: str) -> Iterator[Problem]:

@@ -5,8 +5,7 @@ Types are strict (no text or true/false for a number); unknown keys are refused.
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -28,36 +27,6 @@ class Later:
     harmless: tuple[object, ...] = ()
 
 
-class PreemptedRequests(StrEnum):
-    """What becomes of a request that is interrupted for another model."""
-
-    RESUME = "resume"
-    ABORT = "abort"
-
-
-class Isolation(StrEnum):
-    """Where a model lives."""
-
-    THREAD = "thread"
-    PROCESS = "process"
-
-
-class LogFormat(StrEnum):
-    """How log lines look."""
-
-    CONSOLE = "console"
-    JSON = "json"
-
-
-class LogLevel(StrEnum):
-    """Least severity that is logged."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
 Name = Annotated[
     str,
     StringConstraints(pattern=r"^[A-Za-z0-9._:/-]{1,128}\z"),
@@ -69,7 +38,7 @@ Seconds = Annotated[float, Field(ge=0, le=31_536_000), Allowed("a number of seco
 PositiveSeconds = Annotated[
     float, Field(gt=0, le=31_536_000), Allowed("a number of seconds above 0, at most 31536000 (a year)")
 ]
-Milliseconds = Annotated[float, Field(ge=0, le=60_000), Allowed("a number of milliseconds from 0 to 60000")]
+Milliseconds = Annotated[float, Field(ge=0, le=10_000), Allowed("a number of milliseconds from 0 to 10000")]
 Gibibytes = Annotated[float, Field(gt=0, le=1_048_576), Allowed("a number of GiB above 0, at most 1048576")]
 Mebibytes = Annotated[int, Field(ge=0, le=1_073_741_824), Allowed("a whole number of MiB from 0 to 1073741824")]
 MessageMebibytes = Annotated[int, Field(ge=1, le=2047), Allowed("a whole number of MiB from 1 to 2047")]
@@ -83,12 +52,12 @@ Share = Annotated[float, Field(ge=0, le=1), Allowed("a number from 0 to 1")]
 PositiveShare = Annotated[float, Field(gt=0, le=1), Allowed("a number above 0, at most 1")]
 Penalty = Annotated[float, Field(gt=0, le=100), Allowed("a number above 0, at most 100 (1 is off)")]
 CacheBits = Annotated[int, Field(ge=2, le=8), Allowed("a whole number from 2 to 8")]
-# An enum's members come from YAML as text, which strictness would refuse.
+# Its members come from YAML as text, which strictness would refuse.
 StrategyName = Annotated[Strategy, Field(strict=False)]
-PreemptedRequestsName = Annotated[PreemptedRequests, Field(strict=False)]
-IsolationName = Annotated[Isolation, Field(strict=False)]
-LogFormatName = Annotated[LogFormat, Field(strict=False)]
-LogLevelName = Annotated[LogLevel, Field(strict=False)]
+PreemptedRequests = Literal["resume", "abort"]
+Isolation = Literal["thread", "process"]
+LogFormat = Literal["console", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 def _key(default: Any, meaning: str) -> Any:
@@ -132,6 +101,11 @@ class ServerSection(Section):
     request_timeout_s: PositiveSeconds = _key(600.0, "longest run of a request, counted from admission")
     defaults: Defaults = Field(default_factory=Defaults, description="what holds for every model")
 
+    @property
+    def max_message_nbytes(self) -> int:
+        """Largest message, bytes."""
+        return self.max_message_mib * 2**20
+
 
 class ContentionSection(Section):
     """What a request does when its model does not fit beside the models in use."""
@@ -148,7 +122,7 @@ class ManagerSection(Section):
     contention_policy: ContentionSection = Field(
         default_factory=ContentionSection, description="what a request does when its model does not fit"
     )
-    preempted_requests: PreemptedRequestsName = _key(PreemptedRequests.RESUME, "what becomes of interrupted requests")
+    preempted_requests: PreemptedRequests = _key("resume", "what becomes of interrupted requests")
     min_residency_s: Seconds = _key(2.0, "a model just loaded is not evicted before its waiters had so long")
     drain_busy_after_s: Seconds = _key(5.0, "fairness: drain busy rivals once the first in line waited so long; 0: off")
     idle_unload_s: Seconds = _key(0.0, "unload a model idle for so long; 0: never")
@@ -175,7 +149,7 @@ class ModelDefaults(Section):
     max_tokens: Tokens | None = _key(None, "most tokens of an answer")
 
 
-_NO_SPECULATION = Later("this version has no speculative decoding")
+_NO_SPECPREFILL = Later("this version has no speculative prefill")
 
 
 class ModelSection(Section):
@@ -202,11 +176,13 @@ class ModelSection(Section):
     trust_remote_code: bool = _key(False, "run Python code that lies in its folder")
     defaults: ModelDefaults = Field(default_factory=ModelDefaults, description="sampling, where a request says nothing")
     mllm: Annotated[bool, Later("this version has no vision engine")] = _key(False, "force the vision engine")
-    isolation: Annotated[IsolationName, Later("this version runs every model on a thread")] = _key(
-        Isolation.THREAD, "thread or process"
+    isolation: Annotated[Isolation, Later("this version runs every model on a thread")] = _key(
+        "thread", "thread or process"
     )
     adapter_path: Annotated[Text | None, Later("this version applies no LoRA adapters")] = _key(None, "LoRA folder")
-    draft_model: Annotated[Text | None, _NO_SPECULATION] = _key(None, "model that drafts")
+    draft_model: Annotated[Text | None, Later("this version has no speculative decoding")] = _key(
+        None, "model that drafts"
+    )
     kv_bits: Annotated[CacheBits | None, Later("this version does not quantize the KV cache")] = _key(
         None, "bits of the KV cache"
     )
@@ -222,17 +198,17 @@ class ModelSection(Section):
     enable_mtp: Annotated[bool, Later("this version has no multi-token prediction")] = _key(
         False, "multi-token prediction"
     )
-    specprefill: Annotated[bool, _NO_SPECULATION] = _key(False, "speculative prefill")
-    specprefill_threshold: Annotated[Tokens | None, _NO_SPECULATION] = _key(None, "speculative prefill from so many")
-    specprefill_keep_pct: Annotated[Share | None, _NO_SPECULATION] = _key(None, "speculative prefill: share kept")
-    specprefill_draft_model: Annotated[Text | None, _NO_SPECULATION] = _key(None, "speculative prefill: model")
+    specprefill: Annotated[bool, _NO_SPECPREFILL] = _key(False, "speculative prefill")
+    specprefill_threshold: Annotated[Tokens | None, _NO_SPECPREFILL] = _key(None, "speculative prefill from so many")
+    specprefill_keep_pct: Annotated[Share | None, _NO_SPECPREFILL] = _key(None, "speculative prefill: share kept")
+    specprefill_draft_model: Annotated[Text | None, _NO_SPECPREFILL] = _key(None, "speculative prefill: model")
 
 
 class LoggingSection(Section):
     """Log lines, on stderr."""
 
-    format: LogFormatName = _key(LogFormat.CONSOLE, "console for people, json for machines")
-    level: LogLevelName = _key(LogLevel.INFO, "least severity that is logged")
+    format: LogFormat = _key("console", "console for people, json for machines")
+    level: LogLevel = _key("info", "least severity that is logged")
 
 
 LATER_SECTIONS = {

@@ -53,9 +53,7 @@ def _settings(section: type[Section], location: tuple[str, ...], stem: str) -> I
 
 
 def _kind(annotation: Any) -> type:
-    return next(
-        kind for kind in (bool, int, float, str) if isinstance(annotation, type) and issubclass(annotation, kind)
-    )
+    return annotation if annotation in (bool, int, float) else str
 
 
 SETTINGS: tuple[Setting, ...] = (

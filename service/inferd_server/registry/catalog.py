@@ -7,6 +7,7 @@ is wrong is noted (`ModelFacts.damage`) and its load will fail with a typed erro
 import hashlib
 import json
 import math
+import stat
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -138,7 +139,10 @@ def _read_weights(folder: Path, damage: list[str]) -> _Weights:
 def _measure(file: Path, feed: Callable[[bytes], object], damage: list[str]) -> int:
     """Bytes of the tensors in a file; its size on disk where the header cannot be read, 0 where the file is missing."""
     try:
-        size = file.stat().st_size
+        status = file.stat()
+        size = status.st_size
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("is not a file")
         feed(f"{file.name}:{size}\n".encode())
         if file.suffix == ".gguf":
             return size
@@ -147,7 +151,7 @@ def _measure(file: Path, feed: Callable[[bytes], object], damage: list[str]) -> 
         damage.append(f"{file.name} is missing")
         return 0
     except (OSError, ValueError) as error:
-        damage.append(f"{file.name}: {error}")
+        damage.append(f"{file.name}: {getattr(error, 'strerror', None) or error}")
         return _size_on_disk(file)
     feed(header)
     try:
@@ -159,9 +163,10 @@ def _measure(file: Path, feed: Callable[[bytes], object], damage: list[str]) -> 
 
 def _size_on_disk(file: Path) -> int:
     try:
-        return file.stat().st_size
-    except OSError:
+        status = file.stat()
+    except (OSError, ValueError):
         return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
 def _read_header(file: Path, size: int) -> bytes:
@@ -249,9 +254,11 @@ def _quantization_bits(config: Json) -> int:
 
 
 def _has_chat_template(folder: Path, tokenizer: Json) -> bool:
-    if tokenizer.get("chat_template"):
-        return True
-    return any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json"))
+    try:
+        files = [(folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json")]
+    except OSError:
+        files = []
+    return any(files) or bool(tokenizer.get("chat_template"))
 
 
 _PLAUSIBLE: Mapping[str, Callable[[float], bool]] = {

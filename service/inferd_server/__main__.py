@@ -1,0 +1,179 @@
+"""The server's commands: serve, check, config, demo-model.
+
+They join the client's `inferd` through the entry-point group `inferd.commands`; `python -m inferd_server` has them
+alone.
+Errors are one clear line each on stderr (a configuration's: all of them) and an exit code other than 0; a wrong
+command line is 2.
+"""
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from inferd_server import demo
+from inferd_server.config import Config, ConfigError, load_config
+from inferd_server.config.plan import plan_lines
+from inferd_server.config.settings import SETTINGS, Setting
+from inferd_server.config.single import single_model_document
+from inferd_server.config.template import default_file, reference
+from inferd_server.core.errors import InferdError
+
+commands = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+config_commands = typer.Typer(no_args_is_help=True, help="Write configuration files.")
+commands.add_typer(config_commands, name="config")
+
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Allow an address that other machines can reach, without TLS and keys.")
+]
+DemoDirectory = Annotated[
+    Path | None, typer.Option(envvar="INFERD_DEMO_DIR", help="Where the demo model lives; default: the user's cache.")
+]
+Command = Callable[..., None]
+
+
+def _parameter(setting: Setting) -> inspect.Parameter:
+    """A setting as a parameter of a command. Its text is read by the configuration, as a variable's is."""
+    option = typer.Option(
+        setting.flag,
+        metavar={bool: "true|false", int: "NUMBER", float: "NUMBER"}.get(setting.kind, "TEXT"),
+        help=f"{setting.meaning} [{setting.variable}; default: {setting.default}]",
+        rich_help_panel="Settings of the file's server and logging sections",
+    )
+    annotation = Annotated[str | None, option]
+    return inspect.Parameter(
+        setting.flag[2:].replace("-", "_"), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
+
+
+def _with_settings(command: Command) -> Command:
+    """Give a command a flag for every setting; it gets those given as `flags`, text by setting path."""
+    settings = {_parameter(setting).name: setting for setting in SETTINGS}
+
+    @functools.wraps(command)
+    def with_flags(**given: Any) -> None:
+        texts = {setting.path: given.pop(name) for name, setting in settings.items()}
+        command(**given, flags={path: text for path, text in texts.items() if text is not None})
+
+    signature = inspect.signature(command)
+    own = [parameter for name, parameter in signature.parameters.items() if name != "flags"]
+    parameters = [*own, *(_parameter(setting) for setting in SETTINGS)]
+    with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    with_flags.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return with_flags
+
+
+@commands.command("serve")
+@_with_settings
+def serve(
+    *,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Serve the models of a configuration.")] = None,
+    model: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Serve one model, by its folder's name.")] = None,
+    demo_model: Annotated[bool, typer.Option("--demo", help="Serve SmolLM2-135M-Instruct, fetched once.")] = False,
+    demo_dir: DemoDirectory = None,
+    insecure: Insecure = False,
+    flags: dict[str, str],
+) -> None:
+    """Serve models over gRPC until SIGTERM. Prints `listening on ADDRESS` when the port is open."""
+    if sum((config is not None, model is not None, demo_model)) != 1:
+        _fail("serve needs exactly one of --config FILE, --model FOLDER and --demo", code=2)
+    if config is not None:
+        loaded = _load(str(config), config, {}, flags, insecure=insecure)
+    elif model is not None:
+        loaded = _load("serve", None, single_model_document(model), flags, insecure=insecure)
+        entry = loaded.entries[0]
+        typer.echo(
+            f"serving {entry.engine.path} as {entry.name}; budget {loaded.manager.memory_budget_gb:.3g} GiB: its size "
+            "and 5 % slack",
+            err=True,
+        )
+    else:
+        loaded = _load("serve", None, _demo_document(demo_dir), flags, insecure=insecure)
+    raise typer.Exit(_run(loaded))
+
+
+@commands.command("check")
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A configuration file.")], insecure: Insecure = False
+) -> None:
+    """Validate a configuration and print its memory plan, without starting anything."""
+    config = _load(str(file), file, {}, {}, insecure=insecure)
+    from inferd_server.engine import device  # noqa: PLC0415  # it imports mlx, which a refused file does not need
+
+    for line in plan_lines(config, device.report().working_set_nbytes):
+        typer.echo(line)
+
+
+@config_commands.command("init")
+def config_init() -> None:
+    """Print a configuration file with every key at its default."""
+    typer.echo(default_file(), nl=False)
+
+
+@config_commands.command("reference")
+def config_reference() -> None:
+    """Print every key, its default, what is allowed and what it means, as Markdown."""
+    typer.echo(reference(), nl=False)
+
+
+@commands.command("demo-model")
+def demo_model(
+    directory: Annotated[
+        Path | None, typer.Option("--dir", envvar="INFERD_DEMO_DIR", help="Where to; default: the user's cache.")
+    ] = None,
+) -> None:
+    """Fetch and convert the demo model (SmolLM2-135M-Instruct) if it is missing, and print its folder."""
+    try:
+        typer.echo(_demo_folder(directory))
+    except demo.Terminated:
+        raise typer.Exit(143) from None
+
+
+def _demo_folder(directory: Path | None) -> Path:
+    try:
+        with demo.progress_bars() as progress:
+            return demo.prepare((directory or demo.default_directory()).absolute(), progress)
+    except demo.DemoError as error:
+        _fail(str(error))
+
+
+def _demo_document(directory: Path | None) -> dict[str, Any]:
+    try:
+        folder = _demo_folder(directory)
+    except demo.Terminated:
+        raise typer.Exit(0) from None  # a server that was told to stop, and did
+    return single_model_document(folder, name=demo.NAME, aliases=list(demo.ALIASES), defaults=dict(demo.SAMPLING))
+
+
+def _load(origin: str, path: Path | None, document: dict[str, Any], flags: dict[str, str], *, insecure: bool) -> Config:
+    try:
+        return load_config(path, flags, document=document, insecure=insecure)
+    except ConfigError as error:
+        for problem in error.problems:
+            typer.echo(f"{origin}: {problem}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _run(config: Config) -> int:
+    # Imported here: they bring grpc and mlx, which the other commands do not need.
+    from inferd_server.app import serve as serve_app  # noqa: PLC0415
+    from inferd_server.telemetry.logs import configure  # noqa: PLC0415
+
+    configure(config.logging.format, config.logging.level)
+    try:
+        return asyncio.run(serve_app(config, announce=typer.echo))
+    except (OSError, InferdError) as error:
+        _fail(str(error))
+
+
+def _fail(message: str, code: int = 1) -> NoReturn:
+    typer.echo(f"inferd: {message}", err=True)
+    raise typer.Exit(code)
+
+
+if __name__ == "__main__":
+    commands(prog_name="inferd")

@@ -1,0 +1,30 @@
+"""A configuration for one model folder, made in memory."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from inferd_server.registry.catalog import weights_nbytes
+
+from .document import Document
+from .entry import GIBIBYTE
+
+SLACK = 1.05
+"""Weights may measure a little more than their files state."""
+
+
+def model_name(folder: Path) -> str:
+    """The folder's name as a model's name: characters that a name may not have become `-`."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", folder.absolute().name)[:128] or "model"
+
+
+def single_model_document(folder: Path, **keys: Any) -> Document:
+    """A document that preloads the model in `folder`, with a budget of its own size and 5 % slack.
+
+    Args:
+        keys: further keys of the entry; `name` defaults to the folder's name.
+    """
+    # The least budget that a file may state; a folder without weights is refused for that.
+    budget_gb = max(SLACK * weights_nbytes(folder), 2**20) / GIBIBYTE
+    entry = {"name": model_name(folder), "path": str(folder), "preload": True, **keys}
+    return {"manager": {"memory_budget_gb": budget_gb}, "models": [entry]}
