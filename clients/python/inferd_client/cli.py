@@ -1,0 +1,122 @@
+"""The `inferd` command: the client's commands, joined by the server's when the extra `server` is installed.
+
+Exit codes, stable:
+    0 done; 1 any other failure; 2 a wrong command line or a request refused as invalid; 3 no such model;
+    4 the server can't be reached, starts or stops; 5 too little room or too many requests: retry later;
+    6 time ran out; 7 not allowed; 8 the server ended the request; 130 Ctrl-C.
+    `inferd health`: 0 serving, 1 not serving, 2 unreachable.
+"""
+
+import sys
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, cast
+
+import typer
+from typer.core import TyperGroup
+
+from inferd_client import commands, errors, terminal
+
+_EXIT_CODES: tuple[tuple[type[errors.InferdError], int], ...] = (
+    (errors.InvalidParameter, 2),
+    (errors.ModelNotFound, 3),
+    (errors.Unavailable, 4),
+    (errors.ResourceExhausted, 5),
+    (errors.DeadlineExceeded, 6),
+    (errors.Unauthenticated, 7),
+    (errors.PermissionDenied, 7),
+    (errors.Aborted, 8),
+    (errors.Cancelled, 8),
+)
+# click's ClickException, wherever this version of typer keeps it.
+_COMMAND_LINE_ERROR = cast("type[Exception]", typer.BadParameter.__mro__[2])
+_INTERRUPTED = 130
+
+
+@cache
+def _server_commands() -> tuple[dict[str, Any], str]:
+    """The server's commands by name, and why there are none (or "")."""
+    found: dict[str, Any] = {}
+    problem = ""
+    for entry in entry_points(group="inferd.commands"):
+        try:
+            group = typer.main.get_group(entry.load())
+        except ImportError as error:
+            problem = str(error)
+        else:
+            found.update(group.commands)
+    return found, problem
+
+
+class Commands(TyperGroup):
+    """The client's commands at hand; the server's are imported for an unknown word or for --help only."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of that name, or None."""
+        own = super().get_command(ctx, cmd_name)
+        return own if own is not None else _server_commands()[0].get(cmd_name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of all commands that are there."""
+        return [*super().list_commands(ctx), *_server_commands()[0]]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that the arguments name; where the server is missing, the error says so."""
+        try:
+            return super().resolve_command(ctx, args)
+        except _COMMAND_LINE_ERROR as error:
+            problem = _server_commands()[1]
+            if problem:
+                ctx.fail(f"{_message(error)} The server's commands need `pip install 'inferd[server]'` ({problem}).")
+            raise
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Runs the command line and exits with its code; every error is one line on stderr."""
+        standalone_mode = extra.get("standalone_mode", True)
+        try:
+            outcome = super().main(*args, **{**extra, "standalone_mode": False})
+        except errors.InferdError as error:
+            terminal.write_error(terminal.explain(error))
+            outcome = exit_code(error)
+        except _COMMAND_LINE_ERROR as error:
+            terminal.write_error(f"{_message(error)} (`inferd --help` shows how)")
+            outcome = getattr(error, "exit_code", 2)
+        except typer.Abort:
+            outcome = _INTERRUPTED
+        code = outcome if isinstance(outcome, int) else 0
+        if not standalone_mode:
+            return code
+        sys.exit(code)
+
+
+def exit_code(error: errors.InferdError) -> int:
+    """The exit code for an error, as the module's text lists them."""
+    return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), 1)
+
+
+def _message(error: Exception) -> str:
+    return str(cast("Any", error).format_message())
+
+
+app = typer.Typer(
+    cls=Commands,
+    name="inferd",
+    help="A typed gRPC inference daemon for Apple MLX: many models, one memory budget.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+commands.add_to(app)
+
+
+@app.callback(invoke_without_command=True)
+def _show_help(ctx: typer.Context) -> None:
+    if ctx.invoked_subcommand is None:
+        terminal.write_line(ctx.get_help())
+
+
+def main() -> None:
+    """The `inferd` command."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that can't show a character of an answer must not end the answer.
+        cast("Any", stream).reconfigure(errors="replace")
+    app()

@@ -1,0 +1,295 @@
+"""The client's commands of `inferd`."""
+
+import sys
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Annotated, Unpack, get_args
+
+import typer
+
+from inferd_client import terminal
+from inferd_client.channel import DEFAULT_ADDRESS
+from inferd_client.errors import DeadlineExceeded, InferdError, Unavailable
+from inferd_client.options import Strategy as StrategyWord
+from inferd_client.options import StreamOptions
+from inferd_client.options import UnloadMode as UnloadModeWord
+from inferd_client.results import Changed, Delta, Generation, LoadResult, Snapshot, Waiting
+from inferd_client.sync import Client
+
+Address = Annotated[
+    str, typer.Option(envvar="INFERD_ADDRESS", metavar="ADDRESS", help="The server: HOST:PORT or unix:/PATH.")
+]
+Timeout = Annotated[float | None, typer.Option(metavar="SECONDS", help="Give up after so long.")]
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="Name or alias of the model.")]
+Json = Annotated[bool, typer.Option("--json", help="Write JSON.")]
+MaxTokens = Annotated[int | None, typer.Option(metavar="N", help="Most tokens to generate.")]
+Temperature = Annotated[float | None, typer.Option(metavar="T", help="0 is greedy.")]
+TopP = Annotated[float | None, typer.Option(metavar="P", help="Nucleus mass in (0, 1].")]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="Makes sampling repeatable.")]
+Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Text that ends the output; may be repeated.")]
+Priority = Annotated[int | None, typer.Option(metavar="N", help="Higher runs first, within ±100.")]
+# Words and not an enumeration: the refusal of a wrong one then reads the same here and in the library.
+Strategy = Annotated[
+    str | None, typer.Option(metavar="|".join(get_args(StrategyWord)), help="If the model does not fit now.")
+]
+RequestId = Annotated[str | None, typer.Option(metavar="ID", help="Names the request for `inferd cancel`.")]
+System = Annotated[str | None, typer.Option(metavar="TEXT", help="Instructions for the model.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds every command of the client to the `inferd` command."""
+    for command in (generate, chat, models, load, unload, watch, cancel, health):
+        app.command()(command)
+
+
+def generate(
+    model: Model,
+    prompt: Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="Raw text; - or none: from stdin.")] = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    stop: Stop = None,
+    priority: Priority = None,
+    strategy: Strategy = None,
+    request_id: RequestId = None,
+    as_json: Json = False,
+    address: Address = DEFAULT_ADDRESS,
+    timeout: Timeout = None,
+) -> None:
+    """Continue a prompt as it is, without a chat template; the text comes as it is made."""
+    options = _options(max_tokens, temperature, top_p, seed, stop, priority, strategy, request_id)
+    with Client(address) as client:
+        _answer(client, model, as_json, timeout, prompt=_or_stdin(prompt, "PROMPT"), **options)
+
+
+def chat(
+    model: Model,
+    question: Annotated[
+        str | None, typer.Argument(metavar="[QUESTION]", help="None: a conversation, or the question from a pipe.")
+    ] = None,
+    system: System = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    stop: Stop = None,
+    priority: Priority = None,
+    strategy: Strategy = None,
+    request_id: RequestId = None,
+    as_json: Json = False,
+    address: Address = DEFAULT_ADDRESS,
+    timeout: Timeout = None,
+) -> None:
+    """Ask a question, or hold a conversation (Ctrl-D ends it); the answer comes as it is made."""
+    options = _options(max_tokens, temperature, top_p, seed, stop, priority, strategy, request_id)
+    messages = [] if system is None else [("system", system)]
+    with Client(address) as client:
+        if question is None and sys.stdin.isatty():
+            _converse(client, model, messages, timeout, options)
+            return
+        messages.append(("user", _or_stdin(question, "QUESTION")))
+        _answer(client, model, as_json, timeout, messages=messages, **options)
+
+
+def models(as_json: Json = False, address: Address = DEFAULT_ADDRESS, timeout: Timeout = None) -> None:
+    """List the models, resident or not, and the memory they take."""
+    with Client(address) as client:
+        listed = client.models(timeout=timeout)
+    if as_json:
+        terminal.write_json(listed)
+    else:
+        terminal.write_models(listed.models, listed.memory)
+
+
+def load(
+    model: Model,
+    detach: Annotated[bool, typer.Option("--detach", help="Return at once; follow with `inferd watch`.")] = False,
+    validate_only: Annotated[
+        bool, typer.Option("--validate-only", help="Tell whether it would fit; change nothing. Exit code 5 if not.")
+    ] = False,
+    pin: Annotated[bool | None, typer.Option("--pin/--unpin", help="Whether others may evict it.")] = None,
+    reload: Annotated[bool, typer.Option("--reload", help="Load again even if it is resident.")] = False,
+    strategy: Strategy = None,
+    as_json: Json = False,
+    address: Address = DEFAULT_ADDRESS,
+    timeout: Timeout = None,
+) -> None:
+    """Make a model resident and wait for it."""
+    with Client(address) as client:
+        loaded = client.load(
+            model,
+            detach=detach,
+            validate_only=validate_only,
+            pin=pin,
+            reload=reload,
+            timeout=timeout,
+            strategy=strategy,  # type: ignore[arg-type]  # a wrong word is refused by name
+        )
+    if as_json:
+        terminal.write_json(loaded)
+    elif validate_only:
+        terminal.write_line(_fit(loaded))
+    else:
+        terminal.write_line(terminal.state_line(loaded.model))
+    if validate_only and not loaded.fits:
+        raise typer.Exit(5)
+
+
+def unload(
+    model: Model,
+    mode: Annotated[
+        str | None, typer.Option(metavar="|".join(get_args(UnloadModeWord)), help="What to do with running requests.")
+    ] = None,
+    drain_timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Longest drain.")] = None,
+    as_json: Json = False,
+    address: Address = DEFAULT_ADDRESS,
+    timeout: Timeout = None,
+) -> None:
+    """Make a model non-resident and wait until its memory is free."""
+    with Client(address) as client:
+        unloaded = client.unload(model, mode=mode, drain_timeout=drain_timeout, timeout=timeout)  # type: ignore[arg-type]  # a wrong word is refused by name
+    if as_json:
+        terminal.write_json(unloaded)
+    else:
+        terminal.write_line(f"{terminal.state_line(unloaded.model)}\t{terminal.gib(unloaded.freed_bytes)} freed")
+
+
+def watch(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help="Only these models.")] = None,
+    as_json: Json = False,
+    address: Address = DEFAULT_ADDRESS,
+    timeout: Timeout = None,
+) -> None:
+    """Follow the models' states: all of them once, then every change."""
+    with Client(address) as client, client.watch(*names or (), timeout=timeout) as events:
+        for event in events:
+            if as_json:
+                terminal.write_json({"event": type(event).__name__.lower(), **asdict(event)})
+            elif isinstance(event, Snapshot):
+                for model in event.models:
+                    terminal.write_line(terminal.state_line(model))
+            elif isinstance(event, Changed):
+                terminal.write_line(terminal.state_line(event.model))
+            else:
+                terminal.write_line(f"{event.name}\tremoved")
+
+
+def cancel(
+    request_id: Annotated[str, typer.Argument(metavar="ID", help="The request's id.")],
+    address: Address = DEFAULT_ADDRESS,
+    timeout: Timeout = None,
+) -> None:
+    """Cancel a running or waiting request. One that is unknown or over is no error."""
+    with Client(address) as client:
+        cancelled = client.cancel(request_id, timeout=timeout)
+    terminal.write_line("cancelled" if cancelled else "nothing to cancel")
+
+
+def health(
+    service: Annotated[
+        str, typer.Argument(help="readiness, liveness, a service's name or inferd.v1.Model/NAME.")
+    ] = "readiness",
+    address: Address = DEFAULT_ADDRESS,
+    timeout: Timeout = 5.0,
+) -> None:
+    """Tell whether the server serves; the exit code is for containers: 0 serving, 1 not, 2 unreachable."""
+    try:
+        with Client(address) as client:
+            status = client.health(service, timeout=timeout)
+    except InferdError as error:
+        terminal.write_error(terminal.explain(error))
+        raise typer.Exit(2 if isinstance(error, Unavailable | DeadlineExceeded) else 1) from error
+    terminal.write_line(status)
+    if status != "serving":
+        raise typer.Exit(1)
+
+
+def _fit(loaded: LoadResult) -> str:
+    if loaded.fits:
+        evicted = ", ".join(loaded.evicted_models)
+        return f"fits after evicting {evicted}" if evicted else "fits"
+    blocking = ", ".join(loaded.blocking_models) or "nothing"
+    return f"does not fit: {terminal.gib(loaded.missing_bytes)} missing; in the way: {blocking}"
+
+
+def _options(
+    max_tokens: int | None,
+    temperature: float | None,
+    top_p: float | None,
+    seed: int | None,
+    stop: list[str] | None,
+    priority: int | None,
+    strategy: str | None,
+    request_id: str | None,
+) -> StreamOptions:
+    return {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "seed": seed,
+        "stop": stop,
+        "priority": priority,
+        "strategy": strategy,  # type: ignore[typeddict-item]  # a wrong word is refused by name
+        "request_id": request_id,
+        # They commit the call (no retries), so only where someone looks on.
+        "waiting_events": sys.stderr.isatty(),
+    }
+
+
+def _or_stdin(text: str | None, name: str) -> str:
+    if text is not None and text != "-":
+        return text
+    if text is None and sys.stdin.isatty():
+        raise typer.BadParameter(f"give a {name}, or pipe one in")
+    return sys.stdin.read().removesuffix("\n")
+
+
+def _answer(
+    client: Client,
+    model: str,
+    as_json: bool,
+    timeout: float | None,
+    *,
+    prompt: str | None = None,
+    messages: list[tuple[str, str]] | None = None,
+    **options: Unpack[StreamOptions],
+) -> Generation:
+    """Streams one answer to stdout; leaving early (Ctrl-C) cancels it on the server."""
+    written = ""
+    try:
+        with client.stream(model, prompt, messages=messages, timeout=timeout, **options) as answer:
+            for event in answer:
+                terminal.show_wait(event if isinstance(event, Waiting) else None)
+                if isinstance(event, Delta) and event.text and not as_json:
+                    terminal.write_text(written := event.text)
+    finally:
+        terminal.show_wait(None)
+        if written and not written.endswith("\n"):
+            terminal.write_line()
+    if as_json:
+        terminal.write_json(answer.result)
+    return answer.result
+
+
+def _converse(
+    client: Client, model: str, messages: list[tuple[str, str]], timeout: float | None, options: StreamOptions
+) -> None:
+    """Questions and answers until the end of input; a failed answer ends its turn only."""
+    with suppress(ImportError):
+        import readline  # noqa: F401, PLC0415  # gives input() its line editing, where the platform has it
+    while True:
+        try:
+            question = input("> ")
+        except EOFError:
+            terminal.write_line()
+            return
+        if not question.strip():
+            continue
+        messages.append(("user", question))
+        try:
+            result = _answer(client, model, False, timeout, messages=messages, **options)
+            messages.append(("assistant", result.text))
+        except InferdError as error:
+            messages.pop()
+            terminal.write_error(terminal.explain(error))

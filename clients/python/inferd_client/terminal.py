@@ -1,0 +1,121 @@
+"""What the `inferd` command writes: text for people on a terminal, plain lines and JSON for pipes."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from inferd_client.errors import DeadlineExceeded, InferdError, Unavailable
+from inferd_client.results import MemoryBudget, Model, Waiting
+
+_HINTS = {
+    "MODEL_NOT_FOUND": "`inferd models` lists them",
+    "MODEL_NOT_LOADED": "`inferd load` loads it",
+    "CAPACITY_EXHAUSTED": "wait with --strategy wait, or make room with `inferd unload`",
+    "WAIT_TIMEOUT": "wait longer with --strategy wait, or make room with `inferd unload`",
+    "MODEL_BUSY": "`--mode drain` waits, `--mode force` ends the requests",
+    "MODEL_PINNED": "`--mode drain` unloads it all the same",
+    "DRAIN_TIMEOUT": "`--mode force` ends the requests",
+}
+
+
+def write_text(text: str) -> None:
+    """Writes a piece of an answer at once; on a terminal without control characters (a model may emit any)."""
+    if sys.stdout.isatty():
+        text = "".join(c for c in text if c.isprintable() or c in "\n\t")
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def write_line(line: str = "") -> None:
+    """Writes one line at once."""
+    write_text(line + "\n")
+
+
+def write_note(line: str) -> None:
+    """Writes one line for people, to stderr."""
+    print(line, file=sys.stderr, flush=True)  # noqa: T201  # the one place that may
+
+
+def write_json(record: Any) -> None:
+    """Writes a result (a dataclass) or a mapping as one line of JSON."""
+    plain = record if isinstance(record, dict) else asdict(record)
+    write_line(json.dumps(plain, ensure_ascii=False, default=str))
+
+
+def show_wait(waiting: Waiting | None) -> None:
+    """On a terminal, a passing line that tells what is waited for; None takes it away."""
+    if not sys.stderr.isatty():
+        return
+    text = ""
+    if waiting is not None and waiting.state == "loading":
+        text = f"loading the model: {waiting.load_progress:.0%}"
+    elif waiting is not None:
+        text = f"{waiting.state}, {waiting.queue_position} ahead"
+    sys.stderr.write(f"\r{text}\033[K")
+    sys.stderr.flush()
+
+
+def write_error(message: str) -> None:
+    """Writes `error: …` as one line to stderr."""
+    write_note("error: " + " ".join(message.split()))
+
+
+def explain(error: InferdError) -> str:
+    """An error in one line: what, why, and what to do next."""
+    if isinstance(error, Unavailable) and not error.reason:
+        return f"no server answers: {error.message}; start one with `inferd serve` or name one with --address"
+    if isinstance(error, DeadlineExceeded) and not error.reason:
+        return f"time ran out: {error.message}; --timeout sets the time"
+    steps = [] if error.retry_after is None else [f"retry after {error.retry_after:g} s"]
+    if error.reason in _HINTS:
+        steps.append(_HINTS[error.reason])
+    return "; ".join([str(error), *steps])
+
+
+def write_models(models: Sequence[Model], memory: MemoryBudget) -> None:
+    """Writes a table on a terminal, else one line per model with tabs between the columns."""
+    header = ["NAME", "STATE", "MEMORY", "CONTEXT", "RUNNING", "WAITING", "CAPABILITIES", "ALIASES"]
+    rows = [_row(model) for model in models]
+    if not sys.stdout.isatty():
+        for row in [header, *rows]:
+            write_line("\t".join(row))
+        return
+    from rich.console import Console  # noqa: PLC0415  # only a terminal pays for its import
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    used = f"{gib(memory.used_bytes)} of {gib(memory.limit_bytes)} used"
+    table = Table(*header, caption=Text(used), box=None, header_style="bold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console().print(table)
+
+
+def state_line(model: Model) -> str:
+    """A model's state in one line."""
+    line = f"{model.name}\t{model.state}"
+    if model.state == "loading":
+        line += f"\t{model.load_progress:.0%}"
+    if model.last_error is not None:
+        line += f"\t{model.last_error.reason}: {model.last_error.message}"
+    return line
+
+
+def gib(nbytes: int) -> str:
+    """Bytes for people."""
+    return f"{nbytes / 2**30:.2f} GiB"
+
+
+def _row(model: Model) -> list[str]:
+    return [
+        model.name,
+        model.state if model.last_error is None else f"{model.state} ({model.last_error.reason})",
+        gib(model.memory.charged_bytes or model.memory.estimated_bytes),
+        str(model.context_length),
+        str(model.running_requests),
+        str(model.waiting_requests),
+        ",".join(model.capabilities),
+        ",".join(model.aliases),
+    ]
