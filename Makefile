@@ -17,6 +17,7 @@ setup: .venv/.ready ## make .venv with everything (nothing to do: milliseconds)
 .venv/.ready: requirements.txt pyproject.toml
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
 	  python=$$(.ci/python) && echo "making .venv with $$($$python --version) ($$python)" && $$python -m venv --clear .venv; }
+	@echo "installing requirements.txt into .venv (the first time: a minute or two)"
 	$(BIN)/python $(PIP) -r requirements.txt
 	$(BIN)/python $(PIP) --quiet --no-deps --no-build-isolation -e .
 	@touch $@

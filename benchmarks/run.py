@@ -136,11 +136,9 @@ def model_folder(model: str, scratch: Path) -> Path:
         from support import tiny_llama  # noqa: PLC0415 - found only now that tests/ is on the path
 
         return tiny_llama.build(scratch / "tiny")
-    demo = Path(os.environ.setdefault("INFERD_DEMO_DIR", str(ROOT / ".demo")))
-    if not (found := sorted(demo.rglob("config.json"))):
-        subprocess.run([ROOT / ".venv/bin/inferd", "demo-model"], check=True, cwd=ROOT)
-        found = sorted(demo.rglob("config.json"))
-    return found[0].parent
+    os.environ.setdefault("INFERD_DEMO_DIR", str(ROOT / ".demo"))
+    prepared = subprocess.run([ROOT / ".venv/bin/inferd", "demo-model"], stdout=subprocess.PIPE, text=True, check=True)
+    return Path(prepared.stdout.splitlines()[-1])
 
 
 def environment() -> dict[str, Any]:
