@@ -1,0 +1,321 @@
+"""One loaded model on the event loop: who gets a row, whose tokens go where, how everything ends."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from inferd_server.core.errors import InferdError, engine_failed, model_unloaded, slow_consumer
+from inferd_server.core.generation import DecodeRequest, Token
+from inferd_server.core.model import Clock, EngineSettings, Interrupted, Loading, ResidentStatistics
+
+from .coalescing import Ticks
+from .queue import WaitQueue
+from .stream import MAX_WAITING_TOKENS, Stream
+from .worker import (
+    Died,
+    HandBack,
+    HandedBack,
+    Insert,
+    Inserted,
+    Lost,
+    OpenEngine,
+    Rejected,
+    Remove,
+    Report,
+    Worker,
+    logger,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStatistics(ResidentStatistics):
+    """With the worker's pulse, in seconds of the clock: when a step last ended, and since when one is under way."""
+
+    last_step_at: float | None = None
+    step_pending_since: float | None = None
+
+
+class _OwnLoading:
+    """The caller's Loading, which the caller's task may also abandon by being cancelled."""
+
+    def __init__(self, loading: Loading) -> None:
+        self._loading = loading
+        self.is_cancelled = False
+
+    def progress(self, done_nbytes: int, total_nbytes: int) -> None:
+        self._loading.progress(done_nbytes, total_nbytes)
+
+    @property
+    def abandoned(self) -> bool:
+        return self.is_cancelled or self._loading.abandoned
+
+
+class Scheduler:
+    """One loaded model: a `core.model.Resident`. Every method is called on the event loop; made by `open`.
+
+    A stream owns a row from its admission until its end reached the loop or it was closed; the worker applies the
+    removal before the insertion of whoever got the row next, so the engine never holds more than `rows` sequences.
+    """
+
+    def __init__(self, settings: EngineSettings, on_death: Callable[[InferdError], None], clock: Clock) -> None:
+        self._settings = settings
+        self._on_death = on_death
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._worker: Worker
+        self._rows = 0
+        self._submissions = 0
+        self._waiting: WaitQueue[Stream] = WaitQueue()
+        self._running: dict[int, Stream] = {}  # by number, from admission
+        self._emitting: dict[int, Stream] = {}  # by the engine's uid, from the Inserted report
+        self._ticks = Ticks(settings.stream_interval)
+        self._tick_timer: asyncio.TimerHandle | None = None
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._interrupted_by: str | None = None
+        self._refusal: InferdError | None = None  # after abort, death or close
+        self._is_dead = False
+        self._is_closing = False
+
+    @classmethod
+    async def open(
+        cls,
+        settings: EngineSettings,
+        loading: Loading,
+        open_engine: OpenEngine,
+        on_death: Callable[[InferdError], None],
+        *,
+        end_thread: Callable[[], None] = lambda: None,
+        clock: Clock = time.monotonic,
+    ) -> "Scheduler":
+        """Start the thread that opens the engine and owns it until `close`.
+
+        Args:
+            on_death: called once on the loop if the engine dies or is stuck for `settings.step_timeout_seconds`.
+            end_thread: the thread's last call, after `Engine.close`, or after `open_engine` raised.
+
+        Raises:
+            LoadAbandoned, InferdError: as `open_engine` raised it, once the thread has ended; any other exception of
+                it becomes MODEL_LOAD_FAILED. A cancelled caller abandons the load and still awaits the thread's end.
+        """
+        scheduler = cls(settings, on_death, clock)
+        own_loading = _OwnLoading(loading)
+        worker = scheduler._worker = Worker(settings, clock, scheduler._deliver, end_thread)
+        worker.start(open_engine, own_loading)
+        try:
+            await asyncio.shield(worker.opened)
+        except asyncio.CancelledError:
+            own_loading.is_cancelled = True
+            worker.stop()
+            await _outlast(worker)
+            raise
+        if worker.failure is not None:
+            await worker.join()
+            raise worker.failure
+        scheduler._rows = min(worker.max_rows, settings.max_batch_size if settings.continuous_batching else 1)
+        worker.ended.add_done_callback(lambda _: scheduler._die())
+        return scheduler
+
+    @property
+    def weights_nbytes(self) -> int:
+        """Parameter bytes, measured after the load."""
+        return self._worker.weights_nbytes
+
+    def statistics(self) -> SchedulerStatistics:
+        """A frozen snapshot."""
+        return SchedulerStatistics(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            cache_nbytes=self._worker.cache_nbytes,
+            last_step_at=self._worker.last_step_at,
+            step_pending_since=self._worker.busy_since,
+        )
+
+    def submit(self, request: DecodeRequest, *, priority: int = 0, coalesce_seconds: float = 0.010) -> Stream:
+        """Queue a sequence; a free row is its own at once. The caller closes the stream (`aclosing`), always.
+
+        Raises:
+            Interrupted: after `interrupt`, until `resume`.
+            InferdError: after `abort`, death or `close`.
+        """
+        if self._refusal is not None:
+            raise self._refusal.with_facts()
+        if self._interrupted_by is not None:
+            raise Interrupted(self._interrupted_by)
+        self._submissions += 1
+        stream = Stream(self._submissions, request, coalesce_seconds, self._leave)
+        self._waiting.push(stream, priority, self._clock())
+        self._admit()
+        return stream
+
+    def interrupt(self, by_model: str) -> None:
+        """Hand every request back: each stream, behind all that the engine emitted for it, raises `Interrupted`; so
+        does each later submit, until `resume`. Running ones end after the step under way. Idempotent."""
+        if self._interrupted_by is not None or self._refusal is not None:
+            return
+        self._interrupted_by = by_model
+        for stream in self._waiting.drain():
+            stream.finish(Interrupted(by_model))
+        self._worker.send(HandBack(by_model))
+
+    def resume(self) -> None:
+        """Admit again after `interrupt`."""
+        self._interrupted_by = None
+
+    def abort(self, error: InferdError) -> None:
+        """End every request with `error`, behind what has arrived for it; later submits raise it too."""
+        self._refusal = self._refusal or error
+        self._drain()
+        self._end_all(error)
+
+    async def close(self) -> None:
+        """Close the engine and await the thread's end. The end goes on if the caller leaves."""
+        self._is_closing = True
+        self.abort(model_unloaded(self._settings.name))
+        self._worker.stop()
+        await self._worker.join()
+        self._stop_timers()
+
+    # --- rows
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self._rows:
+            stream = self._waiting.pop()
+            self._running[stream.number] = stream
+            self._ticks.join(stream)
+            self._worker.send(Insert(stream.number, stream.request, is_eager=stream.coalesce_seconds <= 0))
+            stream.admit()
+        if self._running and self._watchdog is None:
+            self._watch()
+
+    def _leave(self, stream: Stream) -> None:
+        """The reader closed its stream."""
+        if not self._waiting.remove(stream) and stream.number in self._running:
+            self._evict(stream)
+            self._admit()
+
+    def _evict(self, stream: Stream) -> None:
+        self._free(stream)
+        self._worker.send(Remove(stream.number))
+
+    def _free(self, stream: Stream) -> None:
+        del self._running[stream.number]
+        self._ticks.leave(stream)
+        if stream.uid is not None:
+            del self._emitting[stream.uid]
+
+    def _end(self, stream: Stream, error: Exception | None) -> None:
+        self._free(stream)
+        stream.finish(error)
+
+    def _end_all(self, error: InferdError) -> None:
+        for stream in self._waiting.drain():
+            stream.finish(error.with_facts())
+        for stream in list(self._running.values()):
+            self._evict(stream)
+            stream.finish(error.with_facts())  # one copy for each: raised ones gather tracebacks
+
+    # --- what the worker reports
+
+    def _deliver(self) -> None:
+        self._worker.is_quiet = False  # before the drain, so that nothing it misses goes unannounced
+        self._drain()
+        self._release()
+
+    def _drain(self) -> None:
+        outbox = self._worker.outbox
+        while outbox:
+            report = outbox.popleft()
+            if isinstance(report, list):
+                self._hand_over(report)
+            else:
+                self._settle(report)
+        self._admit()
+
+    def _hand_over(self, tokens: list[Token]) -> None:
+        for token in tokens:
+            stream = self._emitting.get(token.uid)
+            if stream is None:
+                continue  # closed meanwhile
+            if token.failure:
+                logger.error("a sequence of model %r failed: %s", self._settings.name, token.failure)
+                self._end(stream, engine_failed(self._settings.name))
+            elif not stream.push(token):
+                stream.discard()
+                self._evict(stream)
+                stream.finish(slow_consumer(MAX_WAITING_TOKENS))
+            elif token.ended:
+                self._end(stream, None)
+            else:
+                self._ticks.hold(stream)
+
+    def _settle(self, report: Report) -> None:
+        match report:
+            case Inserted(number, uid):
+                if stream := self._running.get(number):
+                    stream.uid = uid
+                    self._emitting[uid] = stream
+            case Rejected(number, error):
+                if stream := self._running.get(number):
+                    self._end(stream, error)
+            case HandedBack(by_model):
+                for stream in list(self._emitting.values()):
+                    self._end(stream, Interrupted(by_model))
+            case Lost():
+                for stream in list(self._emitting.values()):
+                    self._end(stream, engine_failed(self._settings.name))
+            case Died():
+                self._die()
+
+    def _release(self) -> None:
+        """Release what is due, and set the one timer for what is due next."""
+        if self._tick_timer is not None:
+            self._tick_timer.cancel()
+            self._tick_timer = None
+        now = self._clock()
+        due_at = self._ticks.release(now)
+        if due_at is not None:
+            self._tick_timer = self._loop.call_later(due_at - now, self._deliver)
+            self._worker.is_quiet = self._ticks.is_shared
+
+    # --- death
+
+    def _watch(self) -> None:
+        """The watchdog: one timer, alive while there is work, that looks again when the step under way is overdue."""
+        self._watchdog = None
+        limit, since = self._settings.step_timeout_seconds, self._worker.busy_since
+        if self._is_dead or (since is None and not self._running):
+            return
+        left = limit if since is None else since + limit - self._clock()
+        if left > 0:
+            self._watchdog = self._loop.call_later(left, self._watch)
+            return
+        logger.error("model %r is stuck: no step ended for %g s", self._settings.name, limit)
+        self._die()
+
+    def _die(self) -> None:
+        """The engine died or is stuck, or (when the thread ended) neither and this has nothing left to do."""
+        if self._is_dead or self._is_closing:
+            return
+        self._is_dead = True
+        error = engine_failed(self._settings.name)
+        self._refusal = error
+        self._end_all(error)
+        self._worker.stop()
+        self._stop_timers()
+        self._loop.call_soon(self._on_death, error.with_facts())
+
+    def _stop_timers(self) -> None:
+        for timer in (self._tick_timer, self._watchdog):
+            if timer is not None:
+                timer.cancel()
+        self._tick_timer = self._watchdog = None
+
+
+async def _outlast(worker: Worker) -> None:
+    """Await the worker's end even if cancelled again: a thread is never left behind."""
+    while not worker.ended.done():
+        try:
+            await worker.join()
+        except asyncio.CancelledError:
+            continue

@@ -1,0 +1,120 @@
+"""The tokens of one sequence, on the event loop: a bounded buffer between the scheduler and one reader."""
+
+import asyncio
+from collections.abc import Callable
+
+from inferd_server.core.generation import DecodeRequest, Token
+
+MAX_WAITING_TOKENS = 4096
+MAX_WAITING_LOGPROBS = 16 * MAX_WAITING_TOKENS
+
+
+class Stream:
+    """What `Scheduler.submit` returns. One task reads it, and closes it in a `finally`, whatever happened.
+
+    The reader's side is `admitted`, iteration and `aclose`; the rest is the scheduler's. Tokens wait in `_tokens`;
+    the reader gets them once they are released (coalescing), all at once.
+    """
+
+    def __init__(
+        self, number: int, request: DecodeRequest, coalesce_seconds: float, on_close: Callable[["Stream"], None]
+    ) -> None:
+        self.number = number
+        self.request = request
+        self.coalesce_seconds = coalesce_seconds
+        self.uid: int | None = None  # once the engine has it
+        self.has_emitted = False
+        self._on_close = on_close
+        self._tokens: list[Token] = []
+        self._logprobs = 0
+        self._is_released = False
+        self._is_admitted = False
+        self._is_ended = False
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    # --- the reader's side
+
+    async def admitted(self) -> None:
+        """Wait for a row.
+
+        Raises:
+            Interrupted: the model was given up for another one while this waited.
+            InferdError: the model failed or was unloaded while this waited.
+        """
+        while not self._is_admitted:
+            if self._is_ended:
+                raise self._error or RuntimeError("the stream was closed while it waited for a row")
+            await self._woken()
+
+    def __aiter__(self) -> "Stream":
+        return self
+
+    async def __anext__(self) -> list[Token]:
+        """All tokens that wait, in order, at least one. Ends after the token with `ended`.
+
+        Raises:
+            Interrupted: after every token emitted before it.
+            InferdError: the sequence, or the whole model, failed; or the reader was too slow.
+        """
+        while not self._is_released:
+            if self._is_ended:
+                raise self._error or StopAsyncIteration
+            await self._woken()
+        tokens = self._tokens
+        self.discard()
+        return tokens
+
+    async def aclose(self) -> None:
+        """Give up; idempotent. The row is free for the next at once; the engine drops the sequence at its next step."""
+        self.discard()
+        self.finish(None)
+        self._on_close(self)
+
+    async def _woken(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+    # --- the scheduler's side
+
+    def admit(self) -> None:
+        """A row is its own now."""
+        self._is_admitted = True
+        self._wake()
+
+    def push(self, token: Token) -> bool:
+        """Buffer a token, without release; False once the buffer is past its bound."""
+        self._tokens.append(token)
+        if token.logprob is not None:
+            self._logprobs += 1 + len(token.logprob.top)
+        return len(self._tokens) <= MAX_WAITING_TOKENS and self._logprobs <= MAX_WAITING_LOGPROBS
+
+    @property
+    def waiting_tokens(self) -> int:
+        """How many tokens the buffer holds."""
+        return len(self._tokens)
+
+    def release(self) -> None:
+        """Let the reader have what waits."""
+        if self._tokens:
+            self.has_emitted = True
+            self._is_released = True
+            self._wake()
+
+    def discard(self) -> None:
+        """Empty the buffer."""
+        self._tokens = []
+        self._logprobs = 0
+        self._is_released = False
+
+    def finish(self, error: Exception | None) -> None:
+        """End: behind the tokens that wait the reader finds `error`, or a normal end. The first end counts."""
+        if not self._is_ended:
+            self._is_ended = True
+            self._error = error
+        self.release()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,354 @@
+"""The thread that owns one engine: it opens, feeds, steps and closes it, and reports in order to the event loop.
+
+Commands go in through one queue and are applied in their order between two steps, reports come out through another.
+The few plain attributes that both sides see have one writer each.
+"""
+
+import asyncio
+import logging
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import TypeVar
+
+from inferd_server.core.errors import InferdError, engine_failed, model_load_failed
+from inferd_server.core.generation import DecodeRequest, Token
+from inferd_server.core.model import Clock, EngineSettings, LoadAbandoned, Loading
+from inferd_server.engine.engine import Engine
+
+logger = logging.getLogger("inferd.scheduler")
+
+OpenEngine = Callable[[EngineSettings, Loading], Engine]
+
+MAX_FAILED_STEPS = 3
+MAX_QUIET_REPORTS = 64
+"""However long the coalesce time, the loop sees tokens after so many steps: its streams' bounds hold."""
+CACHE_READ_SECONDS = 0.1
+
+
+# --- commands, loop to thread
+
+
+@dataclass(frozen=True, slots=True)
+class Insert:
+    """Start a sequence. `is_eager`: each of its tokens is announced at once (no coalescing)."""
+
+    number: int
+    request: DecodeRequest
+    is_eager: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Drop a sequence; no report answers."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandBack:
+    """Drop every sequence inserted so far; `HandedBack` answers, behind all their tokens."""
+
+    by_model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Look at `is_stopping`."""
+
+
+Command = Insert | Remove | HandBack | Wake
+
+
+# --- reports, thread to loop; a bare list is the tokens of one step
+
+
+@dataclass(frozen=True, slots=True)
+class Inserted:
+    """The sequence `number` emits tokens as `uid` from here on."""
+
+    number: int
+    uid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The engine did not take the sequence `number`."""
+
+    number: int
+    error: InferdError
+
+
+@dataclass(frozen=True, slots=True)
+class HandedBack:
+    """Every sequence inserted before this is out of the engine."""
+
+    by_model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A step failed: every sequence inserted before this is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """The engine can't go on; the thread is about to end."""
+
+
+Report = list[Token] | Inserted | Rejected | HandedBack | Lost | Died
+
+
+class Worker:
+    """One owned, non-daemon thread and its engine.
+
+    Read on the loop: `opened` and `ended` (futures), `failure` (why it did not open), `weights_nbytes`, `max_rows`,
+    `cache_nbytes`, `busy_since` (start of the step under way, None while nothing is asked of it), `last_step_at`.
+    Written on the loop: `is_quiet`: it will look into `outbox` in time by itself; only urgent reports need a call.
+    """
+
+    def __init__(
+        self, settings: EngineSettings, clock: Clock, on_report: Callable[[], None], end_thread: Callable[[], None]
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._on_report = on_report
+        self._end_thread = end_thread
+        self._loop = asyncio.get_running_loop()
+        self._inbox: SimpleQueue[Command] = SimpleQueue()
+        self._uids: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
+        self._fresh: set[int] = set()
+        self._eager: set[int] = set()
+        self._failed_steps = 0
+        self._cache_read_at = float("-inf")
+        self._is_stopping = False
+        self._is_announced = False
+        self.outbox: deque[Report] = deque()
+        self.opened: asyncio.Future[None] = self._loop.create_future()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        self.failure: Exception | None = model_load_failed(settings.name, "the load ended unexpectedly")
+        self.weights_nbytes = 0
+        self.max_rows = 0
+        self.cache_nbytes = 0
+        self.busy_since: float | None = None
+        self.last_step_at: float | None = None
+        self.is_quiet = False
+
+    # --- on the event loop
+
+    def start(self, open_engine: OpenEngine, loading: Loading) -> None:
+        """Start the thread; `opened` is done when the engine is open, or (with `failure`) when the thread has ended."""
+        self._thread = threading.Thread(
+            target=self._run, args=(open_engine, loading), name=f"inferd-{self._settings.name}", daemon=False
+        )
+        self._thread.start()
+
+    def send(self, command: Command) -> None:
+        """Hand a command over; applied in order, before the next step."""
+        self._inbox.put(command)
+
+    def stop(self) -> None:
+        """Close the engine after the step under way and end the thread; idempotent."""
+        self._is_stopping = True
+        self._inbox.put(Wake())
+
+    async def join(self) -> None:
+        """Wait until the thread has ended, without blocking the loop; cancelling it cancels the wait alone."""
+        await asyncio.shield(self.ended)
+        await asyncio.to_thread(self._thread.join)  # `ended` was its last act: this returns at once
+
+    def _report(self) -> None:
+        self._is_announced = False  # before the outbox is drained, so that no later report goes unannounced
+        self._on_report()
+
+    # --- on the thread
+
+    def _run(self, open_engine: OpenEngine, loading: Loading) -> None:
+        try:
+            self._own(open_engine, loading)  # a frame of its own: the engine is unreferenced once it returns
+        finally:
+            self._finish()
+
+    def _own(self, open_engine: OpenEngine, loading: Loading) -> None:
+        engine = self._open(open_engine, loading)
+        if engine is not None:
+            try:
+                self._serve(engine)
+            finally:
+                self._close(engine)
+
+    def _open(self, open_engine: OpenEngine, loading: Loading) -> Engine | None:
+        try:
+            engine = open_engine(self._settings, loading)
+        except (InferdError, LoadAbandoned) as error:
+            self.failure = without_frames(error)
+            return None
+        except Exception as error:  # noqa: BLE001 - the worker's wall
+            log_without_frames(f"opening model {self._settings.name!r} failed", error)
+            self.failure = model_load_failed(self._settings.name, f"loading model {self._settings.name!r} failed")
+            return None
+        self.failure = None
+        self.weights_nbytes, self.max_rows = engine.weights_nbytes, engine.max_rows
+        self._call(_settle, self.opened)
+        return engine
+
+    def _serve(self, engine: Engine) -> None:
+        try:
+            while self._take_commands(engine):
+                if engine.has_work:
+                    self._step(engine)
+                elif self._uids:
+                    logger.error("model %r lost %d sequences without a word", self._settings.name, len(self._uids))
+                    self._lose_everything(engine)
+        except Exception as error:  # noqa: BLE001 - the worker's wall
+            log_without_frames(f"the engine of model {self._settings.name!r} died", error)
+            self._post(Died(), is_urgent=True)
+
+    def _take_commands(self, engine: Engine) -> bool:
+        """Apply what waits, and wait while there is nothing to do; False when it is time to stop."""
+        if not self._uids and not engine.has_work:
+            self.cache_nbytes = engine.cache_nbytes
+            self.busy_since = None
+            command = self._inbox.get()
+            self.busy_since = self._clock()
+            self._apply(engine, command)
+        while not self._is_stopping and not self._inbox.empty():
+            self._apply(engine, self._inbox.get())
+        return not self._is_stopping
+
+    def _apply(self, engine: Engine, command: Command) -> None:
+        match command:
+            case Insert():
+                self._insert(engine, command)
+            case Remove(number):
+                if number in self._uids:
+                    engine.remove(self._forget(number))
+            case HandBack(by_model):
+                for number in list(self._uids):
+                    engine.remove(self._forget(number))
+                self._post(HandedBack(by_model), is_urgent=True)
+            case Wake():
+                pass
+
+    def _insert(self, engine: Engine, command: Insert) -> None:
+        try:
+            uid = engine.insert(command.request)
+        except InferdError as error:
+            self._post(Rejected(command.number, without_frames(error)), is_urgent=True)
+            return
+        except Exception as error:
+            self._post(Rejected(command.number, engine_failed(self._settings.name)), is_urgent=True)
+            if engine.is_broken:
+                raise
+            log_without_frames(f"model {self._settings.name!r} did not take a sequence", error)
+            return
+        self._uids[command.number], self._numbers[uid] = uid, command.number
+        self._fresh.add(uid)
+        if command.is_eager:
+            self._eager.add(uid)
+        self.outbox.append(Inserted(command.number, uid))  # no call: it only matters in front of the first token
+
+    def _step(self, engine: Engine) -> None:
+        try:
+            tokens = engine.step().tokens
+        except Exception as error:
+            self._failed_steps += 1
+            if engine.is_broken or self._failed_steps >= MAX_FAILED_STEPS:
+                raise
+            log_without_frames(f"a step of model {self._settings.name!r} failed", error)
+            self._lose_everything(engine)
+            return
+        self._failed_steps = 0
+        self._note_progress(engine)
+        if tokens:
+            self._post(tokens, is_urgent=self._has_urgent(tokens))
+
+    def _note_progress(self, engine: Engine) -> None:
+        now = self._clock()
+        self.busy_since = self.last_step_at = now
+        if now >= self._cache_read_at + CACHE_READ_SECONDS:
+            self._cache_read_at = now
+            self.cache_nbytes = engine.cache_nbytes
+
+    def _has_urgent(self, tokens: list[Token]) -> bool:
+        """Whether a first token, an end or a token of an eager sequence is among them; ended ones are forgotten."""
+        fresh, is_urgent = self._fresh, bool(self._eager)
+        for token in tokens:
+            if token.uid in fresh:
+                fresh.remove(token.uid)
+                is_urgent = True
+            if (token.ended or token.failure) and token.uid in self._numbers:
+                self._forget(self._numbers[token.uid])
+                is_urgent = True
+        return is_urgent
+
+    def _lose_everything(self, engine: Engine) -> None:
+        for number in list(self._uids):
+            engine.remove(self._forget(number))
+        self._post(Lost(), is_urgent=True)
+
+    def _forget(self, number: int) -> int:
+        uid = self._uids.pop(number)
+        del self._numbers[uid]
+        self._fresh.discard(uid)
+        self._eager.discard(uid)
+        return uid
+
+    def _post(self, report: Report, *, is_urgent: bool) -> None:
+        self.outbox.append(report)  # before the flags are read: a drain that clears them later sees it
+        if not self._is_announced and (is_urgent or not self.is_quiet or len(self.outbox) > MAX_QUIET_REPORTS):
+            self._is_announced = True
+            self._call(self._report)
+
+    def _call(self, callback: Callable[..., None], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:  # the loop is closed: nobody listens any more
+            self._is_stopping = True
+
+    def _close(self, engine: Engine) -> None:
+        self.busy_since = None
+        try:
+            engine.close()
+        except Exception as error:  # noqa: BLE001 - the worker's wall; the thread has to end
+            log_without_frames(f"closing model {self._settings.name!r} failed", error)
+
+    def _finish(self) -> None:
+        self.cache_nbytes = 0
+        try:
+            self._end_thread()
+        except Exception:
+            logger.exception("ending the thread of model %r failed", self._settings.name)
+        finally:
+            self._call(_settle, self.opened, self.ended)
+
+
+def _settle(*futures: asyncio.Future[None]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
+
+
+ErrorT = TypeVar("ErrorT", bound=BaseException)
+
+
+def log_without_frames(message: str, error: Exception) -> None:
+    """Log a caught error with its traceback, and make sure that no log record keeps the model in memory."""
+    # The outermost frame is still running and owns the engine: it stays out of the record.
+    inner = error.__traceback__ and error.__traceback__.tb_next
+    logger.error(message, exc_info=(type(error), error, inner))
+    without_frames(error)
+
+
+def without_frames(error: ErrorT) -> ErrorT:
+    """The error without tracebacks, its causes' included: the local variables in there would keep the model alive."""
+    link: BaseException | None = error
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    return error
