@@ -24,6 +24,11 @@ def failure_of(folder: Path, **options: Any) -> InferdError:
     return caught.value
 
 
+@pytest.fixture(scope="module")
+def byte_level(folders: dict[str, Path]) -> Tokenizer:
+    return Tokenizer.load(folders["byte-level"])
+
+
 def test_raw_prompts_are_encoded_as_mlx_lm_does(make_folder) -> None:
     from mlx_lm.utils import load_tokenizer
 
@@ -66,11 +71,6 @@ def test_every_id_is_below_the_vocabulary_size(folders: dict[str, Path]) -> None
 @given(text=st.text())
 def test_any_text_can_be_encoded(byte_level: Tokenizer, text: str) -> None:
     assert all(0 <= i < byte_level.vocabulary_size for i in byte_level.encode(text))
-
-
-@pytest.fixture(scope="module")
-def byte_level(folders: dict[str, Path]) -> Tokenizer:
-    return Tokenizer.load(folders["byte-level"])
 
 
 def test_a_load_needs_no_network(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,6 +141,11 @@ def test_a_tokenizer_of_another_shape_is_corrupt(make_folder, content: str) -> N
     (folder / "tokenizer.json").write_text(content)
     failure = failure_of(folder)
     assert (failure.reason, failure.facts["file"]) == (Reason.MODEL_CORRUPT, "tokenizer.json")
+
+
+def test_settings_that_do_not_fit_a_sound_tokenizer_are_named(make_folder) -> None:
+    failure = failure_of(make_folder(bos_token=[1, 2]))
+    assert (failure.reason, failure.facts["file"]) == (Reason.MODEL_CORRUPT, "tokenizer_config.json")
 
 
 def test_a_truncated_tokenizer_is_corrupt(make_folder) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
+from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
@@ -177,13 +178,21 @@ def _load_failure(
         return failure
     if "auto_map" in settings and not trust_remote_code:
         return model_unsupported(name, "the tokenizer is code of the model folder, and trust_remote_code is off")
-    file = "tokenizer.json"
     try:
-        if _read_object(folder, file, name) is None:
+        if _read_object(folder, "tokenizer.json", name) is None:
             return model_unsupported(name, f"no tokenizer in the model folder: {_told(failure, folder)}")
     except InferdError as corrupt:
         return corrupt
+    file = "tokenizer_config.json" if _backend_loads(folder / "tokenizer.json") else "tokenizer.json"
     return model_corrupt(name, file, f"{file} can't be used: {_told(failure, folder)}")
+
+
+def _backend_loads(file: Path) -> bool:
+    try:
+        Backend.from_file(str(file))
+    except Exception:  # noqa: BLE001 - the tokenizers library raises bare Exception
+        return False
+    return True
 
 
 def _told(failure: Exception, folder: Path) -> str:
