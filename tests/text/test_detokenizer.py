@@ -160,6 +160,11 @@ def test_byte_tokens_of_sentencepiece_are_bytes_and_others_text() -> None:
     assert byte_fallback_bytes("▁the▁") == b" the "
 
 
+def test_added_tokens_outside_the_byte_alphabet_are_text() -> None:
+    assert byte_level_bytes("Ġthe") == b" the"
+    assert byte_level_bytes("two words") == b"two words"
+
+
 def test_unknown_decoders_are_left_to_the_library() -> None:
     assert byte_decoding('{"type": "WordPiece", "prefix": "##", "cleanup": true}') is None
     assert byte_decoding('{"type": "Sequence", "decoders": [{"type": "ByteLevel"}]}') == (byte_level_bytes, False)

@@ -89,6 +89,19 @@ def test_a_tiny_model_loads(tiny_model: Path) -> None:
     assert tokenizer.decode(tokenizer.encode("héllo")) == "héllo"
 
 
+def test_a_tokenizer_in_python_works_like_the_others(tmp_path: Path) -> None:
+    settings = {"tokenizer_class": "ByT5Tokenizer", "chat_template": "{{ messages[0].content }}</s>"}
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = Tokenizer.load(tmp_path)
+    rendered, ids = tokenizer.encode_chat(ChatPrompt((Message(Role.USER, ("é</s>🙂",)),)))
+    assert ids.count(1) == 1
+    detokenizer = tokenizer.detokenizer()
+    pieces = [detokenizer.add([i]) for i in (-1, *ids, 99_999)]
+    assert "".join(pieces) + detokenizer.flush() == rendered == "é</s>🙂</s>"
+    assert all("\N{REPLACEMENT CHARACTER}" not in piece for piece in pieces)
+
+
 def test_a_limit_on_length_in_the_file_is_ignored(make_folder) -> None:
     from tokenizers import Tokenizer as Backend
 
