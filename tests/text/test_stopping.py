@@ -71,6 +71,7 @@ def test_flush_gives_the_held_back_text_once() -> None:
     assert matcher.feed("a sto") == ("a ", None)
     assert matcher.flush() == "sto"
     assert matcher.flush() == ""
+    assert matcher.feed("p") == ("p", None)
 
 
 @pytest.mark.parametrize("sequence", ["]", "^", "-", "\\", "[a", "\n", "\0", "🙂"])
