@@ -90,6 +90,7 @@ def parse_document(content: bytes | str, origin: str) -> Document:
 
 def _one_line(error: Exception) -> str:
     mark = getattr(error, "problem_mark", None)
-    text = getattr(error, "problem", None) or str(error)
+    parts = (getattr(error, "context", None), getattr(error, "problem", None))
+    text = ": ".join(part for part in parts if part) or str(error)
     where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
     return " ".join(text.split()) + where

@@ -1,0 +1,93 @@
+"""Budget against ceiling, as a Mac and a machine without a working set would report it."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from inferd_server.config import Config, MemoryFigures, budget_report, memory_figures
+from inferd_server.config.budget import report
+
+GIB = 2**30
+MAC = MemoryFigures(
+    budget_nbytes=60 * GIB,
+    working_set_nbytes=96 * GIB,
+    lowest_share=0.75,
+    lowest_share_model="fast",
+    cache_nbytes=2 * GIB,
+    cache_entries=3,
+)
+
+
+def test_without_a_conflict_nothing_warns() -> None:
+    found = report(MAC)
+    assert found.warnings == ()
+    assert "warn" not in "\n".join(found.lines).lower()
+    assert found.lines == (
+        "budget: 60.00 GiB of weights, all resident models together",
+        "allocation ceiling: 72.00 GiB = 0.75 (gpu_memory_utilization of fast, the lowest) x 96.00 GiB recommended "
+        "working set",
+        "prefix-cache limit: 2.00 GiB per model, binding for 3 entries",
+    )
+
+
+def test_a_budget_above_the_ceiling_warns_and_one_at_it_does_not() -> None:
+    assert report(replace(MAC, budget_nbytes=72 * GIB)).warnings == ()
+    [warning] = report(replace(MAC, budget_nbytes=72 * GIB + 1)).warnings
+    assert "is above the allocation ceiling (72.00 GiB)" in warning
+
+
+def test_a_prefix_cache_limit_at_or_above_the_ceiling_warns_by_itself() -> None:
+    assert report(replace(MAC, cache_nbytes=72 * GIB - 1)).warnings == ()
+    [warning] = report(replace(MAC, cache_nbytes=72 * GIB)).warnings
+    assert "prefix-cache limit (72.00 GiB) alone reaches" in warning
+    assert len(report(replace(MAC, cache_nbytes=80 * GIB, budget_nbytes=80 * GIB)).warnings) == 2
+
+
+def test_a_cache_that_binds_for_no_entry_does_not_warn() -> None:
+    found = report(replace(MAC, cache_nbytes=80 * GIB, cache_entries=0))
+    assert found.warnings == ()
+    assert found.lines[2] == "prefix cache: none in this version"
+
+
+@pytest.mark.parametrize(
+    ("figures", "line"),
+    [
+        (
+            replace(MAC, working_set_nbytes=0),
+            "allocation ceiling: none, because the device reports no recommended working set",
+        ),
+        (replace(MAC, lowest_share=None), "allocation ceiling: none, because no entry batches"),
+    ],
+)
+def test_where_nothing_installs_a_ceiling_it_is_said_plainly(figures: MemoryFigures, line: str) -> None:
+    found = report(replace(figures, budget_nbytes=10**15, cache_nbytes=10**15))
+    assert (figures.ceiling_nbytes, found.lines[1], found.warnings) == (0, line, ())
+    assert "warn" not in "\n".join(found.lines).lower()
+
+
+def test_the_ceiling_comes_from_the_lowest_share_of_the_batching_entries(
+    valid: Callable[..., Config], tiny_model: Path
+) -> None:
+    path = str(tiny_model)
+    config = valid(
+        server={"defaults": {"gpu_memory_utilization": 0.9}},
+        models=[
+            {"name": "a", "path": path},
+            {"name": "b", "path": path, "gpu_memory_utilization": 0.5},
+            {"name": "c", "path": path, "gpu_memory_utilization": 0.1, "continuous_batching": False},
+        ],
+    )
+    figures = memory_figures(config, 10 * GIB)
+    assert (figures.lowest_share, figures.lowest_share_model, figures.ceiling_nbytes) == (0.5, "b", 5 * GIB)
+    assert figures.cache_entries == 0
+
+
+def test_the_report_is_logged_line_by_line(valid: Callable[..., Config], caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("inferd.test")
+    with caplog.at_level(logging.INFO, log.name):
+        budget_report(valid(), 0).log(log)
+        budget_report(valid(), GIB).log(log)
+    assert [record.levelno for record in caplog.records] == [logging.INFO] * 6 + [logging.WARNING]

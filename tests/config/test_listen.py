@@ -1,0 +1,49 @@
+"""Which addresses are well formed, and which of them other machines can reach."""
+
+import pytest
+
+from inferd_server.config.listen import listen_problem
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1:50051", "127.0.0.1:0", "localhost:1", "LOCALHOST:1", "[::1]:50051", "127.8.8.8:65535", "unix:/run/x"],
+)
+def test_addresses_of_this_machine_are_fine(address: str) -> None:
+    assert listen_problem(address, insecure=False) == ""
+
+
+@pytest.mark.parametrize(
+    "address", ["0.0.0.0:50051", "[::]:50051", "10.0.0.5:1", "example.org:50051", "localhost.evil.org:1", "[fe80::1]:1"]
+)
+def test_addresses_that_others_can_reach_need_insecure(address: str) -> None:
+    assert "neither TLS nor keys" in listen_problem(address, insecure=False)
+    assert "--insecure" in listen_problem(address, insecure=False)
+    assert listen_problem(address, insecure=True) == ""
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "127.0.0.1",
+        ":50051",
+        "127.0.0.1:",
+        "127.0.0.1:70000",
+        "127.0.0.1:-1",
+        "::1:50051",
+        "a b:1",
+        "unix:",
+        "unix:x",
+        "http://127.0.0.1:1",
+        "127.0.0.1:1\n",
+        "unix:/a\x00b",
+        "127.0.0.1:1,127.0.0.1:2",
+    ],
+)
+def test_other_forms_are_refused_with_the_forms_that_are_allowed(address: str) -> None:
+    assert "must be HOST:PORT" in listen_problem(address, insecure=True)
+
+
+def test_a_socket_path_is_as_short_as_the_system_wants_it() -> None:
+    assert "at most" in listen_problem("unix:/" + "x" * 200, insecure=False)
