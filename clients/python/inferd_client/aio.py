@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2
 
 from inferd.v1 import inference_service_pb2, inference_service_pb2_grpc, model_service_pb2, model_service_pb2_grpc
 from inferd_client import decoding, requests, results
-from inferd_client.channel import DEFAULT_ADDRESS, HEALTH_CHECK, connection
+from inferd_client.channel import DEFAULT_ADDRESS, HEALTH_CHECK, LOOK_UP_SECONDS, connection
 from inferd_client.errors import Cancelled, from_rpc
 from inferd_client.options import (
     ContentionOptions,
@@ -119,7 +119,8 @@ class AsyncGenerationStream(AsyncStream[inference_service_pb2.StreamGenerateResp
 class AsyncClient:
     """An asyncio client of one inferd server (or of several behind one name). Safe to share between tasks.
 
-    Every method raises InferdError; `timeout` is the call's deadline in seconds, None for none.
+    Every method raises InferdError; `timeout` is the call's deadline in seconds, None for none; only
+    the calls that merely look something up have one by default.
     """
 
     def __init__(
@@ -206,23 +207,25 @@ class AsyncClient:
         return_ids: bool = False,
         tools: Sequence[Tool] | None = None,
         template_variables: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
+        timeout: float | None = LOOK_UP_SECONDS,
     ) -> results.Tokens:
         """Counts the tokens of a prompt or of a rendered chat; loads no weights."""
         request = requests.tokenize(model, prompt, messages, return_ids, tools, template_variables)
         return decoding.tokens(await self._unary(self._stubs.inference.Tokenize, request, timeout))
 
-    async def cancel(self, request_id: str, *, timeout: float | None = None) -> bool:
+    async def cancel(self, request_id: str, *, timeout: float | None = LOOK_UP_SECONDS) -> bool:
         """Cancels a request by its id, from any connection; False if none of that id was in flight."""
         request = inference_service_pb2.CancelGenerationRequest(request_id=request_id)
         return (await self._unary(self._stubs.inference.CancelGeneration, request, timeout)).cancelled
 
-    async def server_info(self, *, timeout: float | None = None) -> results.ServerInfo:
+    async def server_info(self, *, timeout: float | None = LOOK_UP_SECONDS) -> results.ServerInfo:
         """Version, limits and defaults of the server."""
         request = inference_service_pb2.GetServerInfoRequest()
         return decoding.server_info(await self._unary(self._stubs.inference.GetServerInfo, request, timeout))
 
-    async def models(self, *, states: Iterable[State] = (), timeout: float | None = None) -> results.ModelList:
+    async def models(
+        self, *, states: Iterable[State] = (), timeout: float | None = LOOK_UP_SECONDS
+    ) -> results.ModelList:
         """All models by name (only those in `states`, if any are given), and the memory budget."""
         request: model_service_pb2.ListModelsRequest | None = requests.list_models(states)
         pages = []
@@ -231,7 +234,7 @@ class AsyncClient:
             request = requests.next_page(request, pages[-1])
         return decoding.model_list(pages)
 
-    async def model(self, name: str, *, timeout: float | None = None) -> results.Model:
+    async def model(self, name: str, *, timeout: float | None = LOOK_UP_SECONDS) -> results.Model:
         """One model, by name or alias."""
         request = model_service_pb2.GetModelRequest(name=name)
         return decoding.model((await self._unary(self._stubs.models.GetModel, request, timeout)).model)
@@ -285,7 +288,7 @@ class AsyncClient:
             decoding.registry_event,
         )
 
-    async def health(self, service: str = "", *, timeout: float | None = None) -> str:
+    async def health(self, service: str = "", *, timeout: float | None = LOOK_UP_SECONDS) -> str:
         """Health of a service (`readiness`, `inferd.v1.Model/NAME`): serving, not_serving, or service_unknown."""
         request = health_pb2.HealthCheckRequest(service=service)
         return decoding.health(await self._unary(self._stubs.health, request, timeout))

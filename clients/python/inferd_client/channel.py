@@ -10,11 +10,10 @@ from inferd_client.errors import invalid_parameter
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 MAX_MESSAGE_NBYTES = 64 << 20
+# The deadline of calls that merely look something up; the calls that may wait for a model have none by themselves.
+LOOK_UP_SECONDS = 10.0
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 
-_INFERENCE = "inferd.v1.InferenceService"
-_MODELS = "inferd.v1.ModelService"
-_HEALTH = "grpc.health.v1.Health"
 _SCHEMES = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:")
 _UNIX_SCHEMES = ("unix:", "unix-abstract:")
 _LOOPBACK_HOSTS = ("localhost", "[::1]")
@@ -32,28 +31,19 @@ _RETRY_POLICY = {
 def service_config() -> dict[str, Any]:
     """The gRPC service config. A stream is retried only before its first message.
 
-    The calls that merely look something up have a time limit of their own (the smaller of it and the caller's holds).
+    It holds no timeouts: gRPC keeps those from the server, and fires them early (measured: 8 s for "10s").
     """
-    look_ups = [
-        *_methods(_MODELS, "ListModels", "GetModel"),
-        *_methods(_INFERENCE, "Tokenize", "GetServerInfo", "CancelGeneration"),
-    ]
     return {
         "loadBalancingConfig": [{"round_robin": {}}],
         "methodConfig": [
             {"name": [{}], "retryPolicy": _RETRY_POLICY},
-            {"name": look_ups, "retryPolicy": _RETRY_POLICY, "timeout": "10s"},
             # A load that timed out (LOAD_TIMEOUT is UNAVAILABLE) took minutes: not four times by itself.
-            {"name": _methods(_MODELS, "LoadModel")},
+            {"name": [{"service": "inferd.v1.ModelService", "method": "LoadModel"}]},
             # A probe wants the first answer.
-            {"name": _methods(_HEALTH, "Check"), "timeout": "5s"},
+            {"name": [{"service": "grpc.health.v1.Health", "method": "Check"}]},
         ],
         "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1},
     }
-
-
-def _methods(service: str, *names: str) -> list[dict[str, str]]:
-    return [{"service": service, "method": name} for name in names]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Unpack, get_args
 import typer
 
 from inferd_client import terminal
-from inferd_client.channel import DEFAULT_ADDRESS
+from inferd_client.channel import DEFAULT_ADDRESS, LOOK_UP_SECONDS
 from inferd_client.errors import DeadlineExceeded, InferdError, Unavailable
 from inferd_client.options import Strategy as StrategyWord
 from inferd_client.options import StreamOptions
@@ -92,7 +92,7 @@ def chat(
         _answer(client, model, as_json, timeout, messages=messages, **options)
 
 
-def models(as_json: Json = False, address: Address = DEFAULT_ADDRESS, timeout: Timeout = None) -> None:
+def models(as_json: Json = False, address: Address = DEFAULT_ADDRESS, timeout: Timeout = LOOK_UP_SECONDS) -> None:
     """List the models, resident or not, and the memory they take."""
     with Client(address) as client:
         listed = client.models(timeout=timeout)
@@ -178,7 +178,7 @@ def watch(
 def cancel(
     request_id: Annotated[str, typer.Argument(metavar="ID", help="The request's id.")],
     address: Address = DEFAULT_ADDRESS,
-    timeout: Timeout = None,
+    timeout: Timeout = LOOK_UP_SECONDS,
 ) -> None:
     """Cancel a running or waiting request. One that is unknown or over is no error."""
     with Client(address) as client:
@@ -191,7 +191,7 @@ def health(
         str, typer.Argument(help="readiness, liveness, a service's name or inferd.v1.Model/NAME.")
     ] = "readiness",
     address: Address = DEFAULT_ADDRESS,
-    timeout: Timeout = 5.0,
+    timeout: Timeout = LOOK_UP_SECONDS,
 ) -> None:
     """Tell whether the server serves; the exit code is for containers: 0 serving, 1 not, 2 unreachable."""
     try:
@@ -256,15 +256,19 @@ def _answer(
     **options: Unpack[StreamOptions],
 ) -> Generation:
     """Streams one answer to stdout; leaving early (Ctrl-C) cancels it on the server."""
+    wait_line = terminal.WaitLine()
     written = ""
     try:
         with client.stream(model, prompt, messages=messages, timeout=timeout, **options) as answer:
             for event in answer:
-                terminal.show_wait(event if isinstance(event, Waiting) else None)
+                if isinstance(event, Waiting):
+                    wait_line.show(event)
+                    continue
+                wait_line.clear()
                 if isinstance(event, Delta) and event.text and not as_json:
                     terminal.write_text(written := event.text)
     finally:
-        terminal.show_wait(None)
+        wait_line.clear()
         if written and not written.endswith("\n"):
             terminal.write_line()
     if as_json:

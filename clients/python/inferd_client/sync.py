@@ -9,7 +9,7 @@ from grpc_health.v1 import health_pb2
 
 from inferd.v1 import inference_service_pb2, inference_service_pb2_grpc, model_service_pb2, model_service_pb2_grpc
 from inferd_client import decoding, requests, results
-from inferd_client.channel import DEFAULT_ADDRESS, HEALTH_CHECK, connection
+from inferd_client.channel import DEFAULT_ADDRESS, HEALTH_CHECK, LOOK_UP_SECONDS, connection
 from inferd_client.errors import from_rpc
 from inferd_client.options import (
     ContentionOptions,
@@ -110,7 +110,8 @@ class GenerationStream(Stream[inference_service_pb2.StreamGenerateResponse, resu
 class Client:
     """A blocking client of one inferd server (or of several behind one name). Safe to share between threads.
 
-    Every method raises InferdError; `timeout` is the call's deadline in seconds, None for none.
+    Every method raises InferdError; `timeout` is the call's deadline in seconds, None for none; only
+    the calls that merely look something up have one by default.
     """
 
     def __init__(
@@ -195,23 +196,23 @@ class Client:
         return_ids: bool = False,
         tools: Sequence[Tool] | None = None,
         template_variables: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
+        timeout: float | None = LOOK_UP_SECONDS,
     ) -> results.Tokens:
         """Counts the tokens of a prompt or of a rendered chat; loads no weights."""
         request = requests.tokenize(model, prompt, messages, return_ids, tools, template_variables)
         return decoding.tokens(self._unary(self._stubs.inference.Tokenize, request, timeout))
 
-    def cancel(self, request_id: str, *, timeout: float | None = None) -> bool:
+    def cancel(self, request_id: str, *, timeout: float | None = LOOK_UP_SECONDS) -> bool:
         """Cancels a request by its id, from any connection; False if none of that id was in flight."""
         request = inference_service_pb2.CancelGenerationRequest(request_id=request_id)
         return (self._unary(self._stubs.inference.CancelGeneration, request, timeout)).cancelled
 
-    def server_info(self, *, timeout: float | None = None) -> results.ServerInfo:
+    def server_info(self, *, timeout: float | None = LOOK_UP_SECONDS) -> results.ServerInfo:
         """Version, limits and defaults of the server."""
         request = inference_service_pb2.GetServerInfoRequest()
         return decoding.server_info(self._unary(self._stubs.inference.GetServerInfo, request, timeout))
 
-    def models(self, *, states: Iterable[State] = (), timeout: float | None = None) -> results.ModelList:
+    def models(self, *, states: Iterable[State] = (), timeout: float | None = LOOK_UP_SECONDS) -> results.ModelList:
         """All models by name (only those in `states`, if any are given), and the memory budget."""
         request: model_service_pb2.ListModelsRequest | None = requests.list_models(states)
         pages = []
@@ -220,7 +221,7 @@ class Client:
             request = requests.next_page(request, pages[-1])
         return decoding.model_list(pages)
 
-    def model(self, name: str, *, timeout: float | None = None) -> results.Model:
+    def model(self, name: str, *, timeout: float | None = LOOK_UP_SECONDS) -> results.Model:
         """One model, by name or alias."""
         request = model_service_pb2.GetModelRequest(name=name)
         return decoding.model((self._unary(self._stubs.models.GetModel, request, timeout)).model)
@@ -274,7 +275,7 @@ class Client:
             decoding.registry_event,
         )
 
-    def health(self, service: str = "", *, timeout: float | None = None) -> str:
+    def health(self, service: str = "", *, timeout: float | None = LOOK_UP_SECONDS) -> str:
         """Health of a service (`readiness`, `inferd.v1.Model/NAME`): serving, not_serving, or service_unknown."""
         request = health_pb2.HealthCheckRequest(service=service)
         return decoding.health(self._unary(self._stubs.health, request, timeout))

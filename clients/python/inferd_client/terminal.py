@@ -44,17 +44,31 @@ def write_json(record: Any) -> None:
     write_line(json.dumps(plain, ensure_ascii=False, default=str))
 
 
-def show_wait(waiting: Waiting | None) -> None:
-    """On a terminal, a passing line that tells what is waited for; None takes it away."""
-    if not sys.stderr.isatty():
-        return
-    text = ""
-    if waiting is not None and waiting.state == "loading":
-        text = f"loading the model: {waiting.load_progress:.0%}"
-    elif waiting is not None:
+class WaitLine:
+    """On a terminal, a passing line that tells what a request waits for."""
+
+    def __init__(self) -> None:
+        self._is_shown = False
+
+    def show(self, waiting: Waiting) -> None:
+        """Shows the line, in place of the one before."""
+        if not sys.stderr.isatty():
+            return
         text = f"{waiting.state}, {waiting.queue_position} ahead"
-    sys.stderr.write(f"\r{text}\033[K")
-    sys.stderr.flush()
+        if waiting.state == "loading":
+            text = f"loading the model: {waiting.load_progress:.0%}"
+        self._write(text)
+        self._is_shown = True
+
+    def clear(self) -> None:
+        """Takes the line away, if there is one."""
+        if self._is_shown:
+            self._write("")
+            self._is_shown = False
+
+    def _write(self, text: str) -> None:
+        sys.stderr.write(f"\r{text}\033[K")
+        sys.stderr.flush()
 
 
 def write_error(message: str) -> None:

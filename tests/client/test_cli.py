@@ -1,0 +1,236 @@
+"""The `inferd` command in this process: what it sends, writes and exits with."""
+
+import json
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import grpc
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from fakes import wire_server
+from fakes.wire_server import Refusal, WireServer, answer, delta, started
+from inferd.v1 import inference_service_pb2, model_service_pb2
+from inferd_client import cli
+
+Code = grpc.StatusCode
+
+
+def inferd(server: WireServer | str, *args: str, **options: Any) -> Result:
+    address = server if isinstance(server, str) else server.address
+    return CliRunner().invoke(cli.app, [*args], env={"INFERD_ADDRESS": address}, **options)
+
+
+def test_generate_writes_the_text_and_nothing_else(server: WireServer) -> None:
+    server.script("StreamGenerate", answer("Paris", "."))
+    done = inferd(server, "generate", "tiny", "The capital", "--max-tokens", "5", "--stop", "a", "--stop", "b")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "Paris.\n", "")
+    request = server.calls[0].request
+    assert (request.prompt, request.stop.max_tokens, list(request.stop.sequences)) == ("The capital", 5, ["a", "b"])
+    assert not request.stream.waiting_events
+
+
+def test_the_address_may_be_an_option(server: WireServer) -> None:
+    server.script("StreamGenerate", answer("x"))
+    assert inferd("127.0.0.1:1", "generate", "tiny", "x", "--address", server.address).exit_code == 0
+
+
+def test_the_prompt_may_come_from_a_pipe(server: WireServer) -> None:
+    server.script("StreamGenerate", answer("x"))
+    assert inferd(server, "generate", "tiny", input="piped\n").exit_code == 0
+    assert inferd(server, "generate", "tiny", "-", input="dash").exit_code == 0
+    assert [call.request.prompt for call in server.calls] == ["piped", "dash"]
+
+
+def test_chat_asks_one_question(server: WireServer) -> None:
+    server.script("StreamGenerate", answer("Paris"))
+    done = inferd(server, "chat", "tiny", "Capital of France?", "--system", "Be short", "--strategy", "wait")
+    assert (done.exit_code, done.stdout) == (0, "Paris\n")
+    request = server.calls[0].request
+    assert [(m.role, m.parts[0].text) for m in request.chat.messages] == [(1, "Be short"), (2, "Capital of France?")]
+    assert request.scheduling.contention.strategy == 2
+
+
+def test_an_answer_may_be_written_as_json(server: WireServer) -> None:
+    server.script("StreamGenerate", answer("Paris", "."))
+    done = inferd(server, "chat", "tiny", "x", "--json")
+    written = json.loads(done.stdout)
+    assert (written["text"], written["finish_reason"], written["usage"]["completion_tokens"]) == ("Paris.", "eos", 2)
+
+
+def test_an_error_after_some_text_keeps_the_text_on_its_own_line(server: WireServer) -> None:
+    refusal = Refusal(Code.ABORTED, "PREEMPTED", "interrupted\nfor 'b'", {}, 2)
+    server.script("StreamGenerate", [started(), delta("half"), refusal])
+    done = inferd(server, "generate", "tiny", "x")
+    assert (done.exit_code, done.stdout) == (8, "half\n")
+    assert done.stderr == "error: interrupted for 'b' [PREEMPTED]; retry after 2 s\n"
+
+
+@pytest.mark.parametrize(
+    ("refusal", "exit_code"),
+    [
+        (Refusal(Code.INVALID_ARGUMENT, "INVALID_PARAMETER"), 2),
+        (Refusal(Code.NOT_FOUND, "MODEL_NOT_FOUND"), 3),
+        (Refusal(Code.RESOURCE_EXHAUSTED, "CAPACITY_EXHAUSTED"), 5),
+        (Refusal(Code.DEADLINE_EXCEEDED, "REQUEST_TIMEOUT"), 6),
+        (Refusal(Code.UNAUTHENTICATED, "CREDENTIALS_MISSING"), 7),
+        (Refusal(Code.PERMISSION_DENIED, "STRATEGY_DENIED"), 7),
+        (Refusal(Code.CANCELLED, "CANCELLED_BY_REQUEST"), 8),
+        (Refusal(Code.DATA_LOSS, "MODEL_CORRUPT"), 1),
+        (Refusal(Code.UNKNOWN), 1),
+    ],
+)
+def test_an_error_is_one_line_and_an_exit_code(server: WireServer, refusal: Refusal, exit_code: int) -> None:
+    server.script("StreamGenerate", [refusal])
+    done = inferd(server, "generate", "tiny", "x")
+    assert (done.exit_code, done.stdout) == (exit_code, "")
+    assert done.stderr.startswith("error: refused [")
+    assert done.stderr.count("\n") == 1
+
+
+def test_no_server_is_one_line_that_says_what_to_do(unused_tcp_port: int) -> None:
+    done = inferd(f"127.0.0.1:{unused_tcp_port}", "models")
+    assert (done.exit_code, done.stderr.count("\n")) == (4, 1)
+    assert "error: no server answers" in done.stderr
+    assert "inferd serve" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["generate"], "Missing argument 'MODEL'"),
+        (["generate", "tiny", "x", "--nosuch"], "No such option"),
+        (["generate", "tiny", "x", "--max-tokens", "many"], "--max-tokens"),
+        (["generate", "tiny", "x", "--max-tokens", "-1"], "max_tokens"),
+        (["generate", "tiny", "x", "--strategy", "bogus"], "wait_then_preempt"),
+        (["unload", "tiny", "--mode", "bogus"], "if_idle"),
+        (["models", "--address", "nonsense"], "HOST:PORT"),
+        (["nosuch"], "No such command 'nosuch'"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_exit_code_2(server: WireServer, args: list[str], words: str) -> None:
+    done = inferd(server, *args)
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("error: ")
+    assert words in done.stderr
+
+
+def test_models_are_columns_for_pipes_and_json_on_demand(server: WireServer) -> None:
+    failed = model_service_pb2.ModelError(reason="MODEL_CORRUPT")
+    server.script(
+        "ListModels",
+        model_service_pb2.ListModelsResponse(
+            models=[
+                wire_server.model("a", aliases=["x", "y"], memory=model_service_pb2.ModelMemory(charged_bytes=1 << 30)),
+                wire_server.model("[red]b", "FAILED", last_error=failed),
+            ]
+        ),
+    )
+    lines = inferd(server, "models").stdout.splitlines()
+    assert lines[0].split("\t")[:3] == ["NAME", "STATE", "MEMORY"]
+    assert lines[1].split("\t") == ["a", "loaded", "1.00 GiB", "0", "0", "0", "", "x,y"]
+    assert lines[2].split("\t")[:2] == ["[red]b", "failed (MODEL_CORRUPT)"]
+    written = json.loads(inferd(server, "models", "--json").stdout)
+    assert [model["name"] for model in written["models"]] == ["a", "[red]b"]
+
+
+def test_load_and_unload_tell_the_outcome(server: WireServer) -> None:
+    server.script("LoadModel", model_service_pb2.LoadModelResponse(model=wire_server.model("a")))
+    server.script(
+        "UnloadModel",
+        model_service_pb2.UnloadModelResponse(model=wire_server.model("a", "UNLOADED"), freed_bytes=1 << 29),
+    )
+    assert inferd(server, "load", "a", "--pin", "--detach").stdout == "a\tloaded\n"
+    assert inferd(server, "unload", "a", "--mode", "force").stdout == "a\tunloaded\t0.50 GiB freed\n"
+    loaded, unloaded = [call.request for call in server.calls]
+    assert (loaded.pin, loaded.detach, unloaded.mode) == (True, True, model_service_pb2.UNLOAD_MODE_FORCE)
+
+
+def test_validate_only_tells_whether_it_fits(server: WireServer) -> None:
+    response = model_service_pb2.LoadModelResponse
+    server.script(
+        "LoadModel",
+        response(fits=True, evicted_models=["b"]),
+        response(fits=False, missing_bytes=1 << 30, blocking_models=["c"]),
+    )
+    fits = inferd(server, "load", "a", "--validate-only")
+    assert (fits.exit_code, fits.stdout) == (0, "fits after evicting b\n")
+    fits_not = inferd(server, "load", "a", "--validate-only")
+    assert (fits_not.exit_code, fits_not.stdout) == (5, "does not fit: 1.00 GiB missing; in the way: c\n")
+
+
+def test_watch_writes_a_line_for_every_change(server: WireServer) -> None:
+    watched = model_service_pb2.WatchModelsResponse
+    server.script(
+        "WatchModels",
+        [
+            watched(snapshot=watched.Snapshot(models=[wire_server.model("a"), wire_server.model("b", "QUEUED")])),
+            watched(changed=wire_server.model("b", "LOADING", load_progress=0.5)),
+            watched(removed_name="a"),
+        ],
+    )
+    assert inferd(server, "watch").stdout.splitlines() == ["a\tloaded", "b\tqueued", "b\tloading\t50%", "a\tremoved"]
+    events = [json.loads(line) for line in inferd(server, "watch", "--json").stdout.splitlines()]
+    assert [event["event"] for event in events] == ["snapshot", "changed", "removed"]
+
+
+def test_cancel_tells_whether_there_was_something(server: WireServer) -> None:
+    response = inference_service_pb2.CancelGenerationResponse
+    server.script("CancelGeneration", response(cancelled=True), response())
+    assert inferd(server, "cancel", "r1").stdout == "cancelled\n"
+    assert inferd(server, "cancel", "r1").stdout == "nothing to cancel\n"
+
+
+def test_the_exit_code_of_health_is_for_containers(server: WireServer, unused_tcp_port: int) -> None:
+    unknown = Refusal(Code.NOT_FOUND, message="unknown service")
+    server.script("Check", wire_server.health("SERVING"), wire_server.health("NOT_SERVING"), unknown)
+    healthy = inferd(server, "health")
+    assert (healthy.exit_code, healthy.stdout) == (0, "serving\n")
+    assert server.calls[0].request.service == "readiness"
+    assert inferd(server, "health", "liveness").exit_code == 1
+    assert inferd(server, "health", "nosuch").exit_code == 1
+    assert inferd(f"127.0.0.1:{unused_tcp_port}", "health").exit_code == 2
+    server.script("Check", wire_server.FOREVER)
+    assert inferd(server, "health", "--timeout", "0.1").exit_code == 2
+
+
+def _entry_points(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    entry = EntryPoint("server", value, "inferd.commands")
+    monkeypatch.setattr(cli, "entry_points", lambda group: [entry])
+    cli._server_commands.cache_clear()
+
+
+@pytest.fixture
+def _fresh_server_commands() -> Any:
+    yield
+    cli._server_commands.cache_clear()
+
+
+demo_commands = typer.Typer()
+
+
+@demo_commands.command()
+def serve(port: int = 0) -> None:
+    """Serve."""
+    print(f"serving {port}")
+
+
+@pytest.mark.usefixtures("_fresh_server_commands")
+def test_the_servers_commands_join_when_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    _entry_points(monkeypatch, f"{__name__}:demo_commands")
+    assert inferd("127.0.0.1:1", "serve", "--port", "7").stdout == "serving 7\n"
+    shown = inferd("127.0.0.1:1", "--help")
+    assert shown.exit_code == 0
+    assert "generate" in shown.stdout
+    assert "serve" in shown.stdout
+
+
+@pytest.mark.usefixtures("_fresh_server_commands")
+def test_without_the_server_its_commands_name_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    _entry_points(monkeypatch, "no_such_module_of_inferd:commands")
+    done = inferd("127.0.0.1:1", "serve")
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert "inferd[server]" in done.stderr
+    assert inferd("127.0.0.1:1", "--help").exit_code == 0
+    assert inferd("127.0.0.1:1").exit_code == 0
