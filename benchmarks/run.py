@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import report
-from processes import RESULTS, ROOT, Child, Usage, server
+from processes import RESULTS, ROOT, Child, Usage, preload_openblas, server
 from workload import Trial, quantile
 
 VARIANTS: dict[str, int | None] = {"default": None, "coalesce_ms 0": 0}
@@ -150,7 +150,7 @@ def environment() -> dict[str, Any]:
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("mlx", "mlx-lm", "grpcio")},
-        "blas": "preloaded" if "blas" in os.environ.get("LD_PRELOAD", "") else "as mlx ships it",
+        "blas": preload_openblas(),
         "load_before": os.getloadavg()[0],
         "time": time.strftime("%Y-%m-%d %H:%M"),
     }
