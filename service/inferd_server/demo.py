@@ -227,7 +227,10 @@ def _reason(output: list[str]) -> str:
     """The line of pip's output that says why."""
     errors = [line.removeprefix("ERROR: ") for line in output if line.startswith("ERROR: ")]
     lines = [line for line in output if line]
-    return (errors or lines or ["pip left no wheel"])[-1][:300]
+    reason = (errors or lines or ["pip left no wheel"])[-1][:300]
+    # pip retries a dead network in warnings and then says that there is no such package.
+    is_offline = any("connection broken by" in line for line in output)
+    return f"the package index cannot be reached ({reason})" if is_offline else reason
 
 
 # --- progress bars ------------------------------------------------------------------------------------------------

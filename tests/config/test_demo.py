@@ -225,6 +225,10 @@ def test_pips_progress_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ),
         ("import sys; print('No module named pip'); sys.exit(1)", "No module named pip"),
         ("pass", "pip left no wheel"),
+        (
+            "import sys; print('WARNING: Retrying after connection broken by X'); print('ERROR: None'); sys.exit(1)",
+            r"the package index cannot be reached \(None\)",
+        ),
     ],
 )
 def test_pips_failure_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, message: str) -> None:

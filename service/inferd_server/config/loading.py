@@ -16,7 +16,7 @@ from . import rules
 from .document import Document, read_document
 from .entry import contention_policy, entry_of, local_folder, nbytes_of
 from .listen import listen_problem
-from .problems import ConfigError, Location, Problem, problems_of, unknown_key
+from .problems import ConfigError, Location, Problem, dotted, problems_of, unknown_key
 from .schema import (
     LATER_SECTIONS,
     MAX_MODELS,
@@ -189,7 +189,7 @@ class _Reading:
                 if value is not None:
                     self.problems.append(Problem(key, f"comes later: {LATER_SECTIONS[key]}"))
             elif key not in SECTIONS:
-                self.problems.append(Problem(key, unknown_key(key, SECTIONS)))
+                self.problems.append(Problem(dotted([key]), unknown_key(key, SECTIONS)))
 
     def _overlay(self, document: Document, environ: Mapping[str, str]) -> None:
         for setting, value, source in overlays(self.sources.flags, environ):

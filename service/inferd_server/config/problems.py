@@ -24,7 +24,9 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.message}" if self.path else self.message
+        text = f"{self.path}: {self.message}" if self.path else self.message
+        # One line each, whatever a file holds.
+        return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 class ConfigError(Exception):
@@ -39,7 +41,7 @@ def dotted(location: Iterable[str | int]) -> str:
     """`("models", 2, "name")` as `models[2].name`."""
     path = ""
     for part in location:
-        path += f"[{part}]" if isinstance(part, int) else f".{echo(part)}"
+        path += f"[{part}]" if isinstance(part, int) else f".{echo(part) or repr('')}"
     return path.removeprefix(".")
 
 
