@@ -1,0 +1,85 @@
+"""How prompts share the steps: who waits for whom, and how long."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from inferd_server.engine.engine import Engine
+from support.engine_room import open_engine, request
+
+STEP_SIZE = 32
+
+
+@pytest.fixture
+def engine(tiny_model: Path) -> Iterator[Engine]:
+    engine = open_engine(tiny_model, prefill_step_size=STEP_SIZE)
+    yield engine
+    engine.close()
+
+
+def steps_until_first_token(engine: Engine, *uids: int) -> list[int]:
+    first: dict[int, int] = {}
+    for step in range(1, 200):
+        for token in engine.step().tokens:
+            first.setdefault(token.uid, step)
+        if all(uid in first for uid in uids):
+            break
+    return [first[uid] for uid in uids]
+
+
+def test_no_step_prefills_more_than_its_size(engine: Engine) -> None:
+    for length in (100, 5, 40, 3, 33, 1, 20, 20):
+        engine.insert(request([7] * length))
+    done = [engine.step().prefill_tokens for _ in range(20)]
+    assert max(done) <= STEP_SIZE
+    assert sum(done) == 99 + 4 + 39 + 2 + 32 + 0 + 19 + 19
+
+
+def test_short_prompts_that_arrive_together_get_their_first_token_together(engine: Engine) -> None:
+    uids = [engine.insert(request([7] * length)) for length in (4, 6, 5, 1, 7)]
+    assert steps_until_first_token(engine, *uids) == [2] * 5
+
+
+def test_running_rows_get_a_token_between_the_chunks_of_a_long_prompt(engine: Engine) -> None:
+    running = engine.insert(request([7, 8, 9], 60))
+    engine.step()
+    engine.insert(request([7] * 321))
+    brought = [[token.uid for token in engine.step().tokens] for _ in range(10)]
+    assert brought == [[running]] * 10
+
+
+def test_a_short_prompt_overtakes_a_long_one_and_does_not_stop_it(engine: Engine) -> None:
+    long = engine.insert(request([7] * (10 * STEP_SIZE + 1)))
+    engine.step()
+    shorts = [engine.insert(request([8] * 20)) for _ in range(3)]
+    first = steps_until_first_token(engine, long, *shorts)
+    assert max(first[1:]) <= 7
+    assert first[0] <= 9 + 3 + 2
+
+
+def test_a_long_prompt_is_not_starved_by_a_stream_of_short_ones(engine: Engine) -> None:
+    long = engine.insert(request([7] * (4 * STEP_SIZE + 1)))
+    brought: list[int] = []
+    for _ in range(2 * 4 + 2):
+        engine.insert(request([8] * 30, 1))
+        brought += [token.uid for token in engine.step().tokens]
+    assert long in brought
+
+
+def test_a_late_prompt_starts_beside_running_rows_within_two_steps(engine: Engine) -> None:
+    for _ in range(4):
+        engine.insert(request([7] * 10, 100))
+    for _ in range(10):
+        engine.step()
+    assert steps_until_first_token(engine, engine.insert(request([9] * 12))) == [2]
+
+
+def test_a_row_beyond_the_batch_waits_for_a_place(tiny_model: Path) -> None:
+    engine = open_engine(tiny_model, max_batch_size=2)
+    uids = [engine.insert(request([7, 8], 5)) for _ in range(3)]
+    assert engine.max_rows == 2
+    first = steps_until_first_token(engine, *uids)
+    assert first[:2] == [2, 2]
+    assert first[2] > 5
+    engine.close()

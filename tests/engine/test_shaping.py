@@ -1,0 +1,114 @@
+"""Penalties and bias against a NumPy reference; logprobs of the raw logits."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from inferd_server.core.generation import Sampling
+from inferd_server.engine.engine import Engine
+from support.engine_room import Reference, ids, open_engine, request, run
+
+VOCABULARY_SIZE = 263
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path) -> Iterator[Engine]:
+    engine = open_engine(tiny_model)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_model: Path) -> Reference:
+    return Reference(tiny_model)
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    source = random.Random(seed)
+    return [source.randrange(VOCABULARY_SIZE) for _ in range(length)]
+
+
+def shaped(logits: NDArray[np.float32], context: list[int], sampling: Sampling) -> NDArray[np.float32]:
+    logits = logits.copy()
+    for token_id, bias in sampling.logit_bias.items():
+        logits[token_id] += np.float32(np.clip(bias, -1e37, 1e37))
+    window = context[-sampling.repetition_window :] if sampling.repetition_window else []
+    for token_id in set(window):
+        penalty = sampling.repetition_penalty
+        logits[token_id] = logits[token_id] * penalty if logits[token_id] < 0 else logits[token_id] / penalty
+    for token_id in set(context):
+        logits[token_id] -= context.count(token_id) * sampling.frequency_penalty + sampling.presence_penalty
+    return logits
+
+
+def greedy(reference: Reference, start: list[int], sampling: Sampling, tokens: int) -> list[int]:
+    context = list(start)
+    for _ in range(tokens):
+        context.append(int(np.argmax(shaped(reference.logits(context), context, sampling))))
+    return context[len(start) :]
+
+
+SETTINGS = [
+    Sampling(temperature=0.0, repetition_penalty=1.5),
+    Sampling(temperature=0.0, repetition_penalty=1.8, repetition_window=4),
+    Sampling(temperature=0.0, repetition_penalty=0.7, repetition_window=1),
+    Sampling(temperature=0.0, repetition_penalty=2.0, repetition_window=0),
+    Sampling(temperature=0.0, repetition_penalty=1.4, repetition_window=2**32 - 1),
+    Sampling(temperature=0.0, presence_penalty=0.8),
+    Sampling(temperature=0.0, frequency_penalty=0.4),
+    Sampling(temperature=0.0, presence_penalty=-0.5, frequency_penalty=-0.3),
+    Sampling(temperature=0.0, logit_bias={5: 3.0, 17: -8.0, 200: 2.5}),
+    Sampling(temperature=0.0, logit_bias={5: 3.4e38, 6: -3.4e38}),
+    Sampling(temperature=0.0, repetition_penalty=1.3, repetition_window=7, presence_penalty=0.3, logit_bias={9: 2.0}),
+    Sampling(temperature=0.0),
+]
+
+
+def test_every_row_of_a_mixed_batch_follows_its_own_penalties(engine: Engine, reference: Reference) -> None:
+    starts = [prompt(1 + 2 * number, seed=number) for number in range(len(SETTINGS))]
+    lengths = [20 - number for number in range(len(SETTINGS))]
+    requests = [request(*each) for each in zip(starts, lengths, SETTINGS, strict=True)]
+    expected = [greedy(reference, *each) for each in zip(starts, SETTINGS, lengths, strict=True)]
+    assert [ids(tokens) for tokens in run(engine, *requests)] == expected
+    assert [ids(run(engine, each)[0]) for each in requests] == expected
+
+
+def test_penalties_go_on_behind_an_interruption(engine: Engine, reference: Reference) -> None:
+    for number, sampling in enumerate(SETTINGS):
+        start = prompt(6, seed=number)
+        whole = greedy(reference, start, sampling, 14)
+        [rest] = run(engine, request(start, 9, sampling, emitted_ids=tuple(whole[:5])))
+        assert ids(rest) == whole[5:], sampling
+
+
+def test_logprobs_are_those_of_the_raw_logits(engine: Engine, reference: Reference) -> None:
+    samplings = [
+        Sampling(temperature=0.0),
+        Sampling(temperature=0.7, top_k=5, seed=1),
+        Sampling(temperature=0.0, repetition_penalty=1.7, logit_bias={3: 5.0}),
+        Sampling(temperature=0.0),
+        Sampling(temperature=1.0, seed=2),
+    ]
+    wanted = [0, 20, 3, None, 1000]
+    start = prompt(12)
+    answers = run(engine, *(request(start, 10, s, top_logprobs=top) for s, top in zip(samplings, wanted, strict=True)))
+    for tokens, top in zip(answers, wanted, strict=True):
+        context = list(start)
+        for token in tokens:
+            if top is None:
+                assert token.logprob is None
+                continue
+            assert token.logprob is not None
+            logits = reference.logits(context).astype(np.float64)
+            logprobs = logits - np.log(np.exp(logits).sum())
+            assert token.logprob.token_id == token.token_id
+            assert token.logprob.logprob == pytest.approx(logprobs[token.token_id], abs=1e-3)
+            assert len(token.logprob.top) == min(top, VOCABULARY_SIZE)
+            best = sorted(logprobs, reverse=True)[:top]
+            assert [value for _, value in token.logprob.top] == pytest.approx(best, abs=1e-3)
+            assert [logprobs[i] for i, _ in token.logprob.top] == pytest.approx(best, abs=1e-3)
+            context.append(token.token_id)
