@@ -42,6 +42,14 @@ class Strategy(StrEnum):
     WAIT_THEN_PREEMPT = "wait_then_preempt"
 
 
+class UnloadMode(StrEnum):
+    """What to do with the requests of a model that is unloaded."""
+
+    DRAIN = "drain"
+    IF_IDLE = "if_idle"
+    FORCE = "force"
+
+
 @dataclass(frozen=True, slots=True)
 class ContentionPolicy:
     """A strategy with its times, in seconds."""

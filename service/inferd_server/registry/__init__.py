@@ -1,1 +1,1 @@
-"""RESIDENCY: which models are in memory."""
+"""RESIDENCY: which models are in memory, and who may use them."""

@@ -1,0 +1,63 @@
+"""Which instances have to go so that a load fits: pure, idempotent, all or nothing."""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
+
+MOST_RELEASES_WEIGHED = 10
+"""Above so many busy instances `delays` answers with caution instead of weighing every set of them."""
+
+
+class Candidate(Protocol):
+    """Something that gives bytes back when it goes."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it would give back."""
+
+
+C = TypeVar("C", bound=Candidate)
+
+
+def smallest_set(missing_nbytes: int, candidates: Iterable[C]) -> list[C] | None:
+    """The candidates to take for `missing_nbytes`, in the order given, or None if all of them are not enough.
+
+    Taken first to last until it fits; then each one the fit does not need is spared, last first.
+    """
+    taken: list[C] = []
+    surplus = -missing_nbytes
+    for candidate in candidates:
+        if surplus >= 0:
+            break
+        taken.append(candidate)
+        surplus += candidate.nbytes
+    if surplus < 0:
+        return None
+    needed: list[C] = []
+    for candidate in reversed(taken):
+        if candidate.nbytes <= surplus:
+            surplus -= candidate.nbytes
+        else:
+            needed.append(candidate)
+    needed.reverse()
+    return needed
+
+
+def delays(missing_nbytes: int, taken_nbytes: int, busy_nbytes: Sequence[int]) -> bool:
+    """Whether giving `taken_nbytes` away now would make a waiting load wait longer.
+
+    Args:
+        missing_nbytes: what the waiting load lacks now, idle instances already counted in.
+        taken_nbytes: what a later load would take.
+        busy_nbytes: what each busy instance gives back when it ends, in any order.
+
+    It delays if some set of busy instances would have been enough without the taking and is not with it.
+    """
+    missing_then_nbytes = missing_nbytes + taken_nbytes
+    if missing_then_nbytes <= 0:
+        return False
+    if len(busy_nbytes) > MOST_RELEASES_WEIGHED:
+        return missing_nbytes <= 0 or min(busy_nbytes) < missing_then_nbytes
+    sums = {0}
+    for nbytes in busy_nbytes:
+        sums |= {total + nbytes for total in sums}
+    return any(missing_nbytes <= total < missing_then_nbytes for total in sums)
