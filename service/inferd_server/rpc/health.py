@@ -3,12 +3,9 @@
 The library's servicer is not used: its watches can't be ended, and its statuses would have to be kept in step.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health_pb2 as pb
@@ -16,12 +13,10 @@ from grpc_health.v1 import health_pb2_grpc
 
 from inferd_server.core.errors import InferdError, Reason, echo
 from inferd_server.core.model import ModelState
+from inferd_server.registry.registry import ModelSnapshot, Registry
 from inferd_server.serving.lifecycle import Lifecycle, Phase
 
 from .interceptors.call import Context
-
-if TYPE_CHECKING:
-    from inferd_server.registry.registry import ModelSnapshot, Registry
 
 LIVENESS = frozenset({"", "liveness"})
 READINESS = frozenset({"readiness", "inferd.v1.InferenceService"})
@@ -55,11 +50,12 @@ class Health:
     def changes(self) -> Iterator[asyncio.Event]:
         """An event that is set whenever a status may have changed."""
         event = asyncio.Event()
-        states: dict[str, ModelState] = {}
+        states: dict[str, tuple[ModelState, bool]] = {}
 
         def note(model: ModelSnapshot) -> None:
-            if states.get(model.entry.name) is not model.state:  # progress changes no status
-                states[model.entry.name] = model.state
+            state = (model.state, model.removed)
+            if states.get(model.entry.name) != state:  # progress changes no status
+                states[model.entry.name] = state
                 event.set()
 
         ends = (self._lifecycle.subscribe(lambda _: event.set()), self._registry.subscribe(note))

@@ -56,7 +56,8 @@ def split_host_port(address: str) -> tuple[str, int]:
     bracketed = host.startswith("[") and host.endswith("]")
     if bracketed:
         host = host[1:-1]
-    if not colon or not host or (":" in host) != bracketed or not port.isdecimal() or int(port) > 65535:
+    is_named = host and (":" in host) == bracketed and not set(host) & set("[]")
+    if not colon or not is_named or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{address!r} is neither HOST:PORT nor unix:/path")
     return host, int(port)
 

@@ -109,6 +109,8 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
                 model = await watch.next()
                 if model is None:
                     yield pb.WatchModelsResponse(sequence=sequence, heartbeat=pb.WatchModelsResponse.Heartbeat())
+                elif model.removed:
+                    yield pb.WatchModelsResponse(sequence=sequence, removed_name=model.entry.name)
                 else:
                     yield pb.WatchModelsResponse(sequence=sequence, changed=from_model(model))
                 sequence += 1

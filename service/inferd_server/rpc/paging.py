@@ -1,7 +1,6 @@
 """Page tokens: opaque to callers, bound to the query that they belong to, and good across changes of the registry."""
 
 import base64
-import binascii
 import zlib
 from collections.abc import Iterable
 
@@ -24,7 +23,7 @@ def last_name_of(token: str, states: Iterable[int]) -> str:
         return ""
     try:
         raw = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
-    except binascii.Error:
+    except ValueError:
         raise ValueError("not a page token") from None
     version, checksum, name = raw[:1], raw[1:5], raw[5:]
     if version != VERSION or checksum != _checksum(name, states):

@@ -41,7 +41,8 @@ def _v1_file() -> bytes:
     file.package = "grpc.reflection.v1"
     for message in file.message_type:
         for field in message.field:
-            field.type_name = _renamed(field.type_name)
+            if field.type_name:
+                field.type_name = _renamed(field.type_name)
     for service in file.service:
         for method in service.method:
             method.input_type, method.output_type = _renamed(method.input_type), _renamed(method.output_type)

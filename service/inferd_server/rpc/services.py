@@ -1,16 +1,11 @@
 """What the wire stands on: the rooms below it, and plain facts about this server."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from inferd_server.core.model import ContentionPolicy, Strategy
+from inferd_server.registry.registry import Registry
+from inferd_server.serving.generations import Generations
 from inferd_server.serving.lifecycle import Lifecycle
-
-if TYPE_CHECKING:
-    from inferd_server.registry.registry import Registry
-    from inferd_server.serving.generations import Generations
 
 
 @dataclass(frozen=True, slots=True)

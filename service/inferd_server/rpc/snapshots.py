@@ -1,16 +1,10 @@
 """The registry's snapshots on the wire."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from inferd.v1 import model_service_pb2 as pb
+from inferd_server.registry.registry import MemorySnapshot, ModelSnapshot
 
 from .enums import CAPABILITY_VALUES, MODEL_STATE_VALUES
 from .times import to_timestamp
-
-if TYPE_CHECKING:
-    from inferd_server.registry.registry import MemorySnapshot, ModelSnapshot
 
 
 def from_model(model: ModelSnapshot) -> pb.Model:

@@ -1,5 +1,7 @@
 """Seconds to protobuf's times and back."""
 
+import math
+
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -28,5 +30,6 @@ def is_valid(duration: Duration) -> bool:
 
 def to_timestamp(unix_seconds: float) -> Timestamp:
     """A moment in seconds since 1970."""
-    whole, nanos = divmod(round(unix_seconds * NANOS), NANOS)
-    return Timestamp(seconds=whole, nanos=nanos)
+    whole = math.floor(unix_seconds)
+    # Whole seconds apart, since a float of today's moment times a billion has lost its nanoseconds.
+    return Timestamp(seconds=whole, nanos=min(round((unix_seconds - whole) * NANOS), NANOS - 1))

@@ -4,17 +4,12 @@ Bounded however slow the watcher reads: of progress only the latest of each mode
 more than MAX_PENDING changes of state is ended.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
 
 from inferd_server.core.errors import InferdError, Reason
 from inferd_server.core.model import Clock
-
-if TYPE_CHECKING:
-    from inferd_server.registry.registry import ModelSnapshot
+from inferd_server.registry.registry import ModelSnapshot
 
 PROGRESS_SECONDS = 0.1
 HEARTBEAT_SECONDS = 15.0
@@ -106,7 +101,7 @@ class Watch:
 
 def _state_of(model: ModelSnapshot) -> tuple[object, ...]:
     """What makes a change that every watcher must see; the rest is progress."""
-    return (model.state, model.state_time, model.generation, model.pinned, model.last_error)
+    return (model.state, model.state_time, model.generation, model.pinned, model.last_error, model.removed)
 
 
 def _overrun() -> InferdError:

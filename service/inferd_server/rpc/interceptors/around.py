@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -31,8 +31,8 @@ WATCHES = frozenset(
 )
 """Streams that stay open until somebody ends them; at shutdown we do."""
 
-Handler = grpc.RpcMethodHandler[Any, Any]
-Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable["Handler | None"]]
 
 
 class Around(grpc.aio.ServerInterceptor):
@@ -46,7 +46,7 @@ class Around(grpc.aio.ServerInterceptor):
         self._wrapped: dict[str, Handler] = {}
         self._watches_ended: InferdError | None = None
 
-    async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler | None:
+    async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> "Handler | None":
         """The handler of a method, wrapped; None (grpc's own UNIMPLEMENTED) where there is none."""
         handler = await continuation(details)
         if handler is None:
