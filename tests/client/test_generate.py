@@ -281,6 +281,35 @@ async def test_a_stream_must_be_entered(server: WireServer, client: BothWays) ->
         await anext(stream) if isinstance(stream, AsyncStream) else next(stream)
 
 
+async def test_a_stream_is_entered_once(server: WireServer, client: BothWays) -> None:
+    server.script("StreamGenerate", answer("x"))
+    _, stream = await client.read("stream", "tiny", "x")
+    with pytest.raises(RuntimeError, match="entered once"):
+        await stream.__aenter__() if isinstance(stream, AsyncStream) else stream.__enter__()
+
+
+async def test_reading_on_after_the_end_or_an_error_tells_the_same_again(server: WireServer) -> None:
+    server.script("StreamGenerate", answer("x"), [started(), Refusal(grpc.StatusCode.ABORTED, "PREEMPTED")])
+    async with AsyncClient(server.address) as client, client.stream("tiny", "x") as stream:
+        assert len([event async for event in stream]) == 3
+        assert [event async for event in stream] == []
+        async with client.stream("tiny", "x") as failing:
+            await anext(failing)
+            for _ in range(2):
+                with pytest.raises(Preempted):
+                    await anext(failing)
+
+
+async def test_a_timeout_of_asyncio_is_a_timeout_and_cancels_the_call(server: WireServer) -> None:
+    server.script("StreamGenerate", [started(), FOREVER])
+    async with AsyncClient(server.address) as client, client.stream("tiny", "x") as stream:
+        await anext(stream)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await anext(stream)
+        assert await asyncio.to_thread(server.calls[0].ended.wait, 10)
+
+
 async def test_a_bad_option_is_refused_before_anything_is_sent(server: WireServer, client: BothWays) -> None:
     with pytest.raises(InvalidParameter, match="max_tokens"):
         await client.call("generate", "tiny", "x", max_tokens=-1)

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2
 from inferd.v1 import inference_service_pb2, inference_service_pb2_grpc, model_service_pb2, model_service_pb2_grpc
 from inferd_client import decoding, requests, results
 from inferd_client.channel import DEFAULT_ADDRESS, HEALTH_CHECK, LOOK_UP_SECONDS, connection
-from inferd_client.errors import Cancelled, from_rpc
+from inferd_client.errors import Cancelled, InferdError, from_rpc
 from inferd_client.options import (
     ContentionOptions,
     GenerationOptions,
@@ -45,8 +45,11 @@ class AsyncStream(Generic[_Response, _Event]):
         self._decode = decode
         self._call: grpc.aio.UnaryStreamCall[Any, _Response] | None = None
         self._responses: AsyncIterator[_Response] | None = None
+        self._failure: InferdError | None = None
 
     async def __aenter__(self) -> Self:
+        if self._call is not None:
+            raise RuntimeError("a stream is entered once; call the client again for another")
         self._call = self._start()
         self._responses = aiter(self._call)
         return self
@@ -74,10 +77,13 @@ class AsyncStream(Generic[_Response, _Event]):
     async def _next_response(self) -> _Response:
         if self._responses is None:
             raise RuntimeError("enter the stream first: `async with client.stream(...) as answer:`")
+        if self._failure is not None:  # grpc.aio tells it once, and then that the stream ended
+            raise self._failure
         try:
             return await anext(self._responses)
         except grpc.RpcError as error:
-            raise from_rpc(error) from error
+            self._failure = from_rpc(error)
+            raise self._failure from error
         except asyncio.CancelledError:
             _raise_if_only_the_call_was_cancelled()
             raise

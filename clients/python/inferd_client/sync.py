@@ -44,6 +44,8 @@ class Stream(Generic[_Response, _Event]):
         self._call: _Call[_Response] | None = None
 
     def __enter__(self) -> Self:
+        if self._call is not None:
+            raise RuntimeError("a stream is entered once; call the client again for another")
         self._call = self._start()
         return self
 
