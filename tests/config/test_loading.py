@@ -229,6 +229,11 @@ def test_a_key_that_is_not_built_yet_is_accepted_at_its_default(problems_of: Pro
     )
 
 
+def test_a_list_has_a_most_of_elements(problems_of: Problems, tiny_model: Path) -> None:
+    model = {"name": "a", "path": str(tiny_model), "aliases": [f"a{i}" for i in range(65)]}
+    assert problems_of(models=[model]) == {"models[0].aliases": "must have at most 64 elements; got 65"}
+
+
 def test_an_unquoted_date_is_not_text(write: Callable[..., Path], tiny_model: Path) -> None:
     file = write()
     file.write_text(

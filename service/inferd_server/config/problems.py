@@ -92,7 +92,10 @@ def problems_of(error: ValidationError, section: type[Section], prefix: Location
     found = []
     for detail in error.errors(include_url=False):
         location: Location = detail["loc"]
-        message = _message(detail["type"], detail["input"], location, section)
+        if detail["type"] == "too_long":
+            message = f"must have at most {detail['ctx']['max_length']} elements; got {detail['ctx']['actual_length']}"
+        else:
+            message = _message(detail["type"], detail["input"], location, section)
         found.append((location, Problem(dotted((*prefix, *location)), message)))
     return found
 
@@ -104,8 +107,6 @@ def _message(kind: str, value: object, location: Location, section: type[Section
     allowed = allowed_text(annotation)
     if kind == "missing":
         return f"is required: {allowed}"
-    if kind in ("too_long", "too_short"):
-        return f"is a list of {len(value) if isinstance(value, list) else 0}, more than is allowed"
     return f"must be {allowed}; got {_shown(value)}"
 
 
