@@ -35,6 +35,11 @@ class Stream:
 
     # --- the reader's side
 
+    @property
+    def is_admitted(self) -> bool:
+        """Whether a row was given to it."""
+        return self._is_admitted
+
     async def admitted(self) -> None:
         """Wait for a row.
 
@@ -69,6 +74,12 @@ class Stream:
         """Give up; idempotent. The row is free for the next at once; the engine drops the sequence at its next step."""
         self.discard()
         self.finish(None)
+        self._on_close(self)
+
+    def end(self, error: Exception) -> None:
+        """End it from outside: the reader finds `error` behind the tokens that wait. The row is free at once, even if
+        the reader is stuck elsewhere."""
+        self.finish(error)
         self._on_close(self)
 
     async def _woken(self) -> None:

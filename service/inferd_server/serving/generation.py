@@ -85,6 +85,7 @@ class Generation:
         self._deadline = deadline
         self._stopwatch = Stopwatch(clock)
         self._preemptions = 0
+        self._preemptions_by: tuple[tuple[str, float], ...] = ()
         self._error: InferdError | None = None
         self._acquiring: Acquiring | None = None
         self._lease: Lease | None = None
@@ -145,6 +146,7 @@ class Generation:
                 if self.request.waiting_events:
                     yield Waiting(WaitState.PREEMPTED)
             finally:
+                self._preemptions_by = lease.preemptions
                 self._lease = None
 
     async def _wait(self) -> AsyncGenerator[Waiting, None]:
@@ -174,8 +176,8 @@ class Generation:
             if self.stage is Stage.PREPARING:
                 self.stage = Stage.WAITING
             try:
-                if self.request.waiting_events and stream.queue_position:
-                    yield Waiting(WaitState.QUEUED, stream.queue_position)
+                if self.request.waiting_events and not stream.is_admitted:
+                    yield Waiting(WaitState.QUEUED, lease.resident.statistics().waiting - 1)
                 await stream.admitted()
                 if self._admit():
                     yield self._started(prepared, lease)
@@ -215,6 +217,7 @@ class Generation:
             load_if_needed=scheduling.load_if_needed,
             interrupted=self.stage is Stage.INTERRUPTED,
             work_done=self._work_done,
+            preemptions=self._preemptions_by,
         )
 
     def _work_done(self) -> int:

@@ -1,0 +1,173 @@
+"""The composition root: makes the rooms meet, starts them, and stops them in order (docs/semantics.md §9)."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+
+from inferd_server.config import Config, budget_report, entries, memory_figures, registry_limits
+from inferd_server.core.errors import InferdError, server_draining
+from inferd_server.core.model import EngineSettings, Loading, ModelEntry, Resident
+from inferd_server.engine import device
+from inferd_server.engine.checks import check_model_folder
+from inferd_server.engine.engine import Engine
+from inferd_server.registry.registry import Registry
+from inferd_server.rpc.server import ListenSettings, Server, ServerInfo, Services
+from inferd_server.scheduler.scheduler import Scheduler
+from inferd_server.serving.generation import GenerationOptions
+from inferd_server.serving.generations import Generations, ServingOptions
+from inferd_server.serving.lifecycle import Lifecycle, Phase
+from inferd_server.text.texts import Texts
+
+log = logging.getLogger("inferd.app")
+
+JOIN_SECONDS = 30.0
+"""Longest wait for engines to end at shutdown; a thread whose step never returns must not hold the process."""
+
+
+OpenEngine = Callable[[EngineSettings, Loading], Engine]
+
+
+def _open_engine(settings: EngineSettings, loading: Loading) -> Engine:
+    # Imported here: mlx_lm takes a second or two, and the port should be open by then.
+    from inferd_server.engine.language import open_language_engine  # noqa: PLC0415
+
+    return open_language_engine(settings, loading)
+
+
+class EngineLoader:
+    """Opens an engine on a thread of its own, wrapped in its scheduler."""
+
+    def __init__(self, open_engine: OpenEngine) -> None:
+        self._open_engine = open_engine
+
+    async def check(self, entry: ModelEntry) -> None:
+        """The cheap checks before a load, off the loop; raises InferdError."""
+        await asyncio.to_thread(check_model_folder, entry.engine)
+
+    async def load(
+        self, entry: ModelEntry, generation: int, loading: Loading, on_death: Callable[[InferdError], None]
+    ) -> Resident:
+        """See core.model.Loader."""
+        return await Scheduler.open(entry.engine, loading, self._open_engine, on_death, end_thread=device.end_thread)
+
+
+class App:
+    """One server: its rooms, and their order of starting and stopping."""
+
+    def __init__(self, config: Config, open_engine: OpenEngine = _open_engine) -> None:
+        self._config = config
+        figures = device.report()
+        budget_report(config, figures.working_set_nbytes).log(log)
+        self._lifecycle = Lifecycle()
+        limits = registry_limits(config, memory_figures(config, figures.working_set_nbytes).ceiling_nbytes)
+        self._registry = Registry(
+            entries(config), EngineLoader(open_engine), limits, active_nbytes=device.active_nbytes
+        )
+        self._generations = Generations(self._registry, Texts(), _serving_options(config))
+        info = ServerInfo(
+            version=version("inferd"),
+            mlx_version=figures.mlx_version,
+            device=figures.device,
+            start_time=time.time(),
+            policy=limits.policy,
+            request_overrides=config.request_overrides,
+            max_message_bytes=config.server.max_message_nbytes,
+            max_queue=config.server.max_queue,
+        )
+        self._server = Server(
+            Services(self._generations, self._registry, self._lifecycle, info),
+            ListenSettings(config.server.listen, config.server.max_message_nbytes),
+        )
+        self._stop = asyncio.Event()
+
+    async def run(self, announce: Callable[[str], None]) -> int:
+        """Serve until a signal; returns the exit code."""
+        address = await self._server.start()
+        announce(f"listening on {address}")
+        preload = asyncio.create_task(self._preload())
+        with self._signals():
+            await self._stop.wait()
+            return await self._shut_down(preload)
+
+    async def _preload(self) -> None:
+        await self._registry.preload()
+        self._lifecycle.advance(Phase.READY)
+        log.info("ready")
+
+    @contextlib.contextmanager
+    def _signals(self):  # type: ignore[no-untyped-def]
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self, number: int) -> None:
+        if self._stop.is_set():
+            log.warning("second signal, exiting at once")
+            os._exit(128 + number)
+        log.info("stopping", extra={"signal": signal.Signals(number).name})
+        self._stop.set()
+
+    async def _shut_down(self, preload: "asyncio.Task[None]") -> int:
+        server = self._config.server
+        if self._lifecycle.phase is Phase.READY:
+            self._lifecycle.advance(Phase.LAME_DUCK)
+            await asyncio.sleep(server.drain_delay_s)
+        self._lifecycle.advance(Phase.DRAINING)
+        self._registry.end_waiting(server_draining())
+        cut = await self._generations.drain(server.drain_timeout_s)
+        self._lifecycle.advance(Phase.STOPPED)
+        if cut:
+            log.warning("requests cut at the end of the drain", extra={"count": cut})
+        await self._server.stop(1.0)
+        preload.cancel()
+        await asyncio.wait([preload])
+        return await self._end_engines()
+
+    async def _end_engines(self) -> int:
+        try:
+            async with asyncio.timeout(JOIN_SECONDS):
+                await self._registry.close()
+        except TimeoutError:
+            log.error("an engine did not end in time, exiting without it", extra={"seconds": JOIN_SECONDS})
+            logging.shutdown()
+            os._exit(1)
+        log.info("stopped")
+        return 0
+
+
+def _serving_options(config: Config) -> ServingOptions:
+    return ServingOptions(
+        generation=GenerationOptions(
+            policy=registry_limits(config).policy,
+            coalesce_seconds=config.server.coalesce_ms / 1000,
+            request_timeout_seconds=config.server.request_timeout_s,
+            resume_preempted=config.manager.preempted_requests == "resume",
+        ),
+        max_queue=config.server.max_queue,
+    )
+
+
+async def serve(config: Config, *, announce: Callable[[str], None], open_engine: OpenEngine = _open_engine) -> int:
+    """Run a server on a validated configuration until SIGTERM or SIGINT.
+
+    Args:
+        announce: called once with `listening on ADDRESS` when the port is open, before any model loads.
+        open_engine: what opens a model; tests script faults here.
+
+    Returns:
+        The process's exit code.
+
+    Raises:
+        OSError: the address can't be bound; the message names it.
+    """
+    return await App(config, open_engine).run(announce)
