@@ -50,6 +50,7 @@ class DecodeBatch:
     def _drop(self) -> None:
         self._rows: list[Row] = []
         self._caches: cache.Caches = []
+        self._is_merged = False
         self._inputs: Any = None
         self._launched: _Launch | None = None
         self._has_left = False
@@ -72,7 +73,7 @@ class DecodeBatch:
         """Take rows whose caches are filled up to the last token of their context; they decode from the next step on.
 
         Args:
-            caches: a batch of the rows' caches (the one row's own, where rows can't be merged).
+            caches: a batch of the rows' caches, or the one row's own.
         """
         self._settle()
         inputs = mx.array([row.context[-1] for row in rows], dtype=mx.uint32)
@@ -80,10 +81,13 @@ class DecodeBatch:
             row.first_launch = self._launches
             row.is_joined = True
         if self._rows:
-            cache.extend(self._caches, caches)
+            if not self._is_merged:
+                self._caches, self._is_merged = cache.merge([self._caches]), True
+            cache.extend(self._caches, cache.merge([caches]) if len(rows) == 1 else caches)
             self._inputs = mx.concatenate([self._inputs, inputs])
         else:
-            self._caches, self._inputs = caches, inputs
+            # A row alone decodes on its own caches: faster than as a batch of one, and possible for every model.
+            self._caches, self._is_merged, self._inputs = caches, len(rows) > 1, inputs
         self._rows.extend(rows)
         self._plan()
 

@@ -31,7 +31,7 @@ class Batching:
 
 @dataclass(slots=True)
 class Piece:
-    """What one step did: tokens prefilled, and rows that are ready to decode with a batch of their caches."""
+    """What one step did: tokens prefilled, and rows ready to decode with a batch of their caches (one row: its own)."""
 
     tokens: int = 0
     ready: Sequence[Row] = ()
@@ -109,7 +109,7 @@ class Prefill:
             return Piece(count)
         caches, row.caches = row.caches, None
         self._waiting.remove(row)
-        return Piece(count, [row], cache.merge([caches]) if self._batching.decode else caches)
+        return Piece(count, [row], caches)
 
     def _advance_together(self, rows: Sequence[Row]) -> Piece:
         """Whole prompts, padded to the longest."""
