@@ -102,7 +102,7 @@ def test_the_wheel_of_the_source_archive_installs_and_runs(tmp_path: Path) -> No
 @pytest.mark.long
 def test_the_lowest_versions_it_names_carry_stubs_and_client(tmp_path: Path) -> None:
     lowest = [re.sub(r">=([\d.]+).*", r"==\1", requirement) for requirement in PROJECT["dependencies"]]
-    assert "protobuf==5.29.0" in lowest
+    assert "protobuf==5.29.1" in lowest
     assert "grpcio==1.71.2" in lowest
     python = empty_venv(tmp_path / "venv")
     install(python, *lowest)
