@@ -42,8 +42,14 @@ class Soak:
         self.faults: list[str] = []
         self.resident_mib: list[float] = []
 
-    async def run(self) -> None:
-        """All callers until the time is over, then the checks of the end."""
+    @classmethod
+    async def run(cls, address: str, usage: Usage, options: argparse.Namespace) -> "Soak":
+        """All callers until the time is over, then the checks of the end; the channel belongs to the running loop."""
+        soak = cls(address, usage, options)
+        await soak._run()
+        return soak
+
+    async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch())
             for number in range(self.options.callers):
@@ -102,13 +108,9 @@ class Soak:
 
     async def _cancel(self, source: random.Random) -> None:
         request = self._request(source)
-        call = self.inference.StreamGenerate(request)
-        await call.read()
-        await self.inference.CancelGeneration(
-            inference_service_pb2.CancelGenerationRequest(request_id=request.request_id)
-        )
-        async for _ in call:
-            pass
+        named = inference_service_pb2.CancelGenerationRequest(request_id=request.request_id)
+        async for _ in self.inference.StreamGenerate(request):
+            await self.inference.CancelGeneration(named)
 
     async def _deadline(self, source: random.Random) -> None:
         async for _ in self.inference.StreamGenerate(self._request(source), timeout=source.uniform(0.001, 0.2)):
@@ -174,8 +176,7 @@ def main() -> int:
         config.write_text(json.dumps({"manager": manager, "models": entries}))
         command = [f"{ROOT}/.venv/bin/inferd", "serve", "--config", str(config), "--listen", "127.0.0.1:0"]
         with server(command, RESULTS / "server-soak.log") as running:
-            soak = Soak(running.address, Usage(running.pid), options)
-            asyncio.run(soak.run())
+            soak = asyncio.run(Soak.run(running.address, Usage(running.pid), options))
         if running.exit_code != 0:
             soak.faults.append(f"the server ended with code {running.exit_code}")
     if (growth := soak.growth_mib()) > GROWTH_LIMIT_MIB:
