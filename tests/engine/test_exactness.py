@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from inferd_server.core.generation import Token
 from inferd_server.engine.engine import Engine
 from support import tiny_architectures, tiny_llama
 from support.engine_room import Reference, collect, finish, ids, open_engine, request, run
@@ -94,6 +95,38 @@ def test_the_trial_finds_out_what_may_be_batched(engine: Engine, decode: bool, p
     batching = try_batching(engine._model, tiny_architectures.VOCABULARY_SIZE)  # type: ignore[attr-defined]
     assert (batching.decode, batching.prefill) == (decode, prefill)
     assert engine.max_rows == (64 if decode else 1)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "mamba2"])
+def test_long_outputs_of_rows_with_different_lengths_stay_exact(engine: Engine, reference: Reference) -> None:
+    every = prompts(3, 250, 31, seed=4)
+    answers = run(engine, *(request(prompt, 40) for prompt in every))
+    assert [ids(tokens) for tokens in answers] == [reference.greedy(prompt, 40) for prompt in every]
+
+
+def test_random_arrivals_ends_and_removals_leave_every_token_exact(tiny_model: Path) -> None:
+    source = random.Random(3)
+    engine, reference = open_engine(tiny_model, prefill_step_size=32, max_batch_size=8), Reference(tiny_model)
+    starts = prompts(*(source.choice([1, 2, 5, 30, 33, 70]) for _ in range(12)))
+    whole = [reference.greedy(start, 40) for start in starts]
+    live: dict[int, tuple[int, int]] = {}
+    got: dict[int, list[Token]] = {}
+    for _ in range(100):
+        number, skip = source.randrange(12), source.choice([0, 0, 7])
+        length = source.randrange(1, 30)
+        emitted = tuple(whole[number][:skip])
+        live[engine.insert(request(starts[number], length, emitted_ids=emitted))] = (number, skip)
+        for _ in range(source.randrange(6)):
+            collect(got, engine.step().tokens)
+        if source.random() < 0.3:
+            engine.remove(source.choice(list(live)))
+    finish(engine, got)
+    for uid, tokens in got.items():
+        number, skip = live[uid]
+        assert ids(tokens) == whole[number][skip : skip + len(tokens)]
+    assert sum(tokens[-1].ended == "length" for tokens in got.values()) > 50
+    assert engine.cache_nbytes == 0
+    engine.close()
 
 
 def test_a_quantised_model_gets_the_tokens_of_mlx_lm(tmp_path: Path) -> None:

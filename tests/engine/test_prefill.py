@@ -45,8 +45,13 @@ def test_running_rows_get_a_token_between_the_chunks_of_a_long_prompt(engine: En
     running = engine.insert(request([7, 8, 9], 60))
     engine.step()
     engine.insert(request([7] * 321))
-    brought = [[token.uid for token in engine.step().tokens] for _ in range(10)]
-    assert brought == [[running]] * 10
+    brought, prefilled = [], []
+    for _ in range(20):
+        result = engine.step()
+        brought += [token.uid for token in result.tokens]
+        prefilled.append(result.prefill_tokens)
+    assert brought == [running] * 10
+    assert prefilled == [0, STEP_SIZE] * 10
 
 
 def test_a_short_prompt_overtakes_a_long_one_and_does_not_stop_it(engine: Engine) -> None:
@@ -54,25 +59,25 @@ def test_a_short_prompt_overtakes_a_long_one_and_does_not_stop_it(engine: Engine
     engine.step()
     shorts = [engine.insert(request([8] * 20)) for _ in range(3)]
     first = steps_until_first_token(engine, long, *shorts)
-    assert max(first[1:]) <= 7
-    assert first[0] <= 9 + 3 + 2
+    assert max(first[1:]) <= 10
+    assert first[0] <= 2 * (9 + 3) + 2
 
 
 def test_a_long_prompt_is_not_starved_by_a_stream_of_short_ones(engine: Engine) -> None:
     long = engine.insert(request([7] * (4 * STEP_SIZE + 1)))
     brought: list[int] = []
-    for _ in range(2 * 4 + 2):
+    for _ in range(2 * (4 + 4) + 2):
         engine.insert(request([8] * 30, 1))
         brought += [token.uid for token in engine.step().tokens]
     assert long in brought
 
 
-def test_a_late_prompt_starts_beside_running_rows_within_two_steps(engine: Engine) -> None:
+def test_a_late_prompt_starts_beside_running_rows_within_three_steps(engine: Engine) -> None:
     for _ in range(4):
         engine.insert(request([7] * 10, 100))
     for _ in range(10):
         engine.step()
-    assert steps_until_first_token(engine, engine.insert(request([9] * 12))) == [2]
+    assert steps_until_first_token(engine, engine.insert(request([9] * 12))) == [3]
 
 
 def test_a_row_beyond_the_batch_waits_for_a_place(tiny_model: Path) -> None:

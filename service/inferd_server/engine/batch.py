@@ -1,7 +1,7 @@
 """The rows that decode together: one model call per step for all of them.
 
-The device always works one step ahead: a step launches the next call and then reads what the one before has brought, so
-the time that Python takes for one step's tokens is hidden behind the next step's computing.
+The device works one step ahead: a step launches the next call and then reads what the one before has brought, so the
+time that Python takes for one step's tokens is hidden behind the next step's computing.
 """
 
 import math
@@ -98,8 +98,28 @@ class DecodeBatch:
         if all(each.is_done for each in self._everyone()):
             self._drop()
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a model call was launched and its tokens are still to be read."""
+        return self._launched is not None
+
+    @property
+    def brings_first_tokens(self) -> bool:
+        """Whether the model call under way computes the first token of some row."""
+        launch = self._launched
+        return launch is not None and any(row.first_launch == launch.number for row in launch.rows)
+
+    def launch(self) -> None:
+        """Launch a model call, with none under way."""
+        self._launched = self._launch()
+
+    def read(self) -> list[Token]:
+        """Wait for the model call under way and return its tokens."""
+        arrived, self._launched = self._launched, None
+        return self._read(arrived) if arrived else []
+
     def step(self) -> list[Token]:
-        """Launch the next model call and return the tokens of the one before."""
+        """Launch the next model call, then return the tokens of the one before."""
         arrived, self._launched = self._launched, None
         self._launched = self._launch()
         return self._read(arrived) if arrived else []

@@ -45,7 +45,7 @@ class Engine(Protocol):
         """Take a sequence; its prefill starts at the next step. Returns its uid, unique in this engine."""
 
     def step(self) -> StepResult:
-        """One decode step for all running sequences, and a bounded piece of prefill."""
+        """Bring one decode step's tokens, or launch a bounded piece of prefill and the next decode step behind it."""
 
     def remove(self, uid: int) -> None:
         """Drop a sequence at any stage; others are untouched. An unknown uid is no error (it may just have ended)."""

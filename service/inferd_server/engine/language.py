@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from inferd_server.core.errors import FieldViolation, invalid_parameter
-from inferd_server.core.generation import DecodeRequest, Sampling
+from inferd_server.core.generation import DecodeRequest, Sampling, Token
 from inferd_server.core.model import EngineSettings, LoadAbandoned, Loading
 
 from .batch import DecodeBatch
@@ -103,7 +103,7 @@ class LanguageEngine:
         return row.uid
 
     def step(self) -> StepResult:
-        """A bounded piece of prefill, and one decode step for all running sequences.
+        """Bring one decode step's tokens, or launch a bounded piece of prefill and the next decode step behind it.
 
         Raises:
             Exception: whatever MLX raised; every sequence is lost, and the engine begins anew unless `is_broken`.
@@ -141,14 +141,23 @@ class LanguageEngine:
             self._advance()
 
     def _advance(self) -> StepResult:
+        is_prefill_due = len(self._prefill) > 0 and len(self._batch) < self.max_rows
+        if self._batch.is_under_way and (is_prefill_due or self._batch.brings_first_tokens):
+            # A launch may block until much of it is computed (it does on the CPU): what is there is handed over first.
+            return self._result(self._batch.read())
+        if not is_prefill_due:
+            return self._result(self._batch.step())
         piece = self._prefill.advance(self.max_rows - len(self._batch))
         if piece.caches is not None:
             self._batch.join(piece.ready, piece.caches)
-        tokens = self._batch.step()
+        self._batch.launch()
+        return StepResult([], piece.tokens)
+
+    def _result(self, tokens: list[Token]) -> StepResult:
         for token in tokens:
             if token.ended or token.failure:
                 del self._rows[token.uid]
-        return StepResult(tokens, piece.tokens)
+        return StepResult(tokens)
 
     def _start_empty(self) -> None:
         self._rows: dict[int, Row] = {}

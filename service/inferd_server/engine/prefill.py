@@ -46,7 +46,6 @@ class Prefill:
         self._step_size = step_size
         self._batching = batching
         self._waiting: deque[Row] = deque()
-        self._under_way: list[Any] = []
         self._was_long = False
 
     def __len__(self) -> int:
@@ -65,18 +64,13 @@ class Prefill:
         """Drop a sequence and its cache."""
         self._waiting.remove(row)
         row.caches = None
-        if not self._waiting:
-            self._under_way = []
 
     def advance(self, room: int) -> Piece:
-        """Launch the next piece of prefill, if there is room for the row that it is for.
+        """Launch the next piece of prefill, with sequences waiting and `room` (at least 1) for their rows.
 
-        Returns at once with the piece under way on the device, but never with more than one: a removal takes effect
+        Returns with the piece under way on the device, but never with more than one of a prompt: a removal takes effect
         within one piece.
         """
-        if room <= 0 or not self._waiting:
-            return Piece()
-        mx.eval(self._under_way)
         long = next((row for row in self._waiting if row.filled or row.unfilled > self._step_size), None)
         short = self._short_rows(room)
         self._was_long = long is not None and not (short and self._was_long)
@@ -100,10 +94,12 @@ class Prefill:
         """One chunk of one prompt, on its own caches."""
         if row.caches is None:
             row.caches = cache.fresh(self._model)
+        else:
+            mx.eval(cache.states(row.caches))
         count = min(self._step_size, row.unfilled)
         if count:
             cache.fill(self._model, row.caches, [list(row.context[row.filled : row.filled + count])])
-            self._compute(row.caches)
+            start(cache.states(row.caches))
             row.filled += count
         if row.unfilled:
             return Piece(count)
@@ -119,12 +115,8 @@ class Prefill:
         count = sum(row.unfilled for row in rows)
         if count:
             cache.fill(self._model, caches, [list(row.context[:-1]) for row in rows])
-            self._compute(caches)
+            start(cache.states(caches))
         for row in rows:
             row.filled += row.unfilled
             self._waiting.remove(row)
         return Piece(count, rows, caches)
-
-    def _compute(self, caches: cache.Caches) -> None:
-        self._under_way = cache.states(caches)
-        start(self._under_way)
