@@ -23,7 +23,7 @@ setup: .venv/.ready ## make .venv with everything (nothing to do: milliseconds)
 	@touch $@
 
 serve: setup ## serve the demo model on 127.0.0.1:50051 (the first time: prepare it in .demo)
-	INFERD_DEMO_DIR=$${INFERD_DEMO_DIR:-.demo} $(BIN)/inferd serve --demo $(ARGS)
+	@export INFERD_DEMO_DIR=$${INFERD_DEMO_DIR:-.demo}; exec $(BIN)/inferd serve --demo $(ARGS)
 
 test: setup ## the tests, without those marked long
 	$(BIN)/python -m pytest -m "not long" $(ARGS)
