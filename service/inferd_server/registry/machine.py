@@ -84,6 +84,7 @@ class Machine:
         """Take one input at time `now` (never before an earlier one); returns the effects, in order."""
         self._ring(now)
         self._dispatch(happening, now)
+        self._ring(now)  # what the input itself made due
         self._settle(now)
         effects, self.residency.effects = self.residency.effects, []
         for effect in effects:
@@ -210,7 +211,7 @@ class Machine:
         if not request.load_if_needed and not request.interrupted:
             return model_not_loaded(model.name)
         failure = model.failure
-        if model.state is ModelState.FAILED and failure is not None and model.successor is None:
+        if model.state is ModelState.FAILED and failure is not None:
             lingers = model.current.engine is not EngineLife.ABSENT
             if lingers or now < failure.retry_at:
                 return failure.error
@@ -279,14 +280,14 @@ class Machine:
         last = self.unloading.last_ticket_to_serve(model)
         instance = model.current
         for ticket in group.in_order():
-            if ticket.id > last:
+            order = ticket.order
+            if ticket.id > last or (order and order.min_generation > instance.generation):
+                self._alarms.set(ticket.patience.expires_at, TicketAlarm(ticket.id))  # its clock runs again
                 continue
             if ticket.request is not None:
                 self._grant(ticket.id, instance, ticket.request, ticket.arrived_at, now)
-            elif ticket.order is None or ticket.order.min_generation > instance.generation:
-                continue
-            else:
-                self._answer_load(model, ticket.id, ticket.order, ticket.arrived_at)
+            elif order is not None:
+                self._answer_load(model, ticket.id, order, ticket.arrived_at)
             self.queue.remove(ticket)
         model.evicted.clear()
         if model.name not in self.queue.groups:
@@ -349,7 +350,7 @@ class Machine:
             self._answer_failure(model, finished.error, now)
         else:
             self.residency.note_failure(model, 1, finished.error, now)
-            self._answer_failure(model, finished.error, now, reloads_only=model.state is not ModelState.FAILED)
+            self._answer_failure(model, finished.error, now, reloads_only=True)
 
     def _finish_load(self, finished: inputs.LoadFinished, now: float) -> None:
         instance = self.residency.find(finished.name, finished.generation)
@@ -361,7 +362,7 @@ class Machine:
             self.residency.close_engine(instance)
             return
         growth = finished.weights_nbytes - self.residency.nbytes(instance)
-        if growth <= unowned_nbytes(self.residency):
+        if growth <= max(0, unowned_nbytes(self.residency)):
             self._admit(instance, now)
         elif not self._make_growing_room(instance, growth, now):
             error = model_too_large(instance.name, finished.weights_nbytes, self.limits.budget_nbytes)
@@ -410,14 +411,14 @@ class Machine:
         model = self.residency.models[instance.name]
         event = Event.LOAD_FAILED if instance.state is ModelState.LOADING else Event.DIED
         self.residency.fail(instance, event, error, now)
-        serving = model.state is not ModelState.FAILED
-        self._answer_failure(model, error, now, reloads_only=serving)
+        if model.state is not ModelState.LOADING:  # else its successor is on the way
+            self._answer_failure(model, error, now, reloads_only=model.state is not ModelState.FAILED)
         self.unloading.give_up_on_load(model, now)
         self._plan_needed = True
 
     def _answer_failure(self, model: Model, error: InferdError, now: float, *, reloads_only: bool = False) -> None:
         group = self.queue.groups.get(model.name)
-        if group is None or model.successor is not None:
+        if group is None:
             return
         for ticket in group.in_order():
             if not reloads_only or ticket.wants_reload:
@@ -425,9 +426,14 @@ class Machine:
 
     def _die(self, died: inputs.Died, now: float) -> None:
         instance = self.residency.find(died.name, died.generation)
-        if instance is None or instance.engine is not EngineLife.OPEN or instance.state is ModelState.FAILED:
+        if instance is None or instance.engine is not EngineLife.OPEN:
             return
-        self._fail_instance(instance, died.error, now)
+        if instance.state in (ModelState.FAILED, ModelState.QUEUED):  # it has died before
+            return
+        if instance in self.residency.models[instance.name].retiring:
+            self.residency.change(instance, Event.DIED, now)  # nobody waits for an older generation
+        else:
+            self._fail_instance(instance, died.error, now)
         if not instance.leases:
             self.residency.close_engine(instance)
 
@@ -575,4 +581,7 @@ class Machine:
     def _time_out(self, instance: Instance, now: float) -> None:
         """A load takes too long: its waiters hear so; its bytes stay charged until it has really ended."""
         self._fail_instance(instance, load_timeout(instance.name, self.limits.load_timeout_seconds), now)
-        self.residency.effects.append(AbandonLoad(*instance.key))
+        if instance.engine is EngineLife.OPEN:  # it was waiting for room to grow
+            self.residency.close_engine(instance)
+        else:
+            self.residency.effects.append(AbandonLoad(*instance.key))

@@ -217,8 +217,8 @@ class Placement:
         candidates.sort(key=cost)
         idle = [victim for victim in room.idle if victim.instance is not model.current]
         victims = smallest_set(model.need_nbytes - room.free - room.coming, [*idle, *candidates])
-        if victims is None:
-            return False
+        if victims is None or not any(victim.instance.leases for victim in victims):
+            return False  # idle ones alone would do: they are kept for the head
         claim = self._residency.claim(model)
         for victim in victims:
             self._residency.own(claim, victim.instance)

@@ -135,8 +135,18 @@ class Residency:
             model.retiring.append(instance)
             self.tell(model.name)
         self.change(instance, event, now)
+        if model.current is instance and model.successor is not None:
+            self._promote(model, now)
         if instance.claimed_by:
             self.drop_claim(instance.claimed_by, now)  # its end may be far: the claimant looks again
+
+    def _promote(self, model: Model, now: float) -> None:
+        """The current engine died while its successor is being loaded: that load is the model's own from now on."""
+        assert model.successor is not None
+        model.retiring.append(model.current)
+        model.current, model.successor = model.successor, None
+        self.effects.append(Changed(model.name, ModelState.QUEUED, now))
+        self.tell(model.name)
 
     def note_failure(self, model: Model, failures: int, error: InferdError, now: float) -> None:
         """Remember why, and until when to leave the model alone; what was prepared for its tickets is dropped."""

@@ -64,6 +64,7 @@ class Unloading:
         if model.name in self._queue.groups:
             for ticket in self._queue.groups[model.name].in_order():
                 self._refuse(ticket, error, now)
+        self._stop_waiting_for_load(model)
         for instance in model.instances():
             if instance.engine is not EngineLife.ABSENT:
                 self.force(instance, Cause.UNLOAD, error, now)
@@ -99,25 +100,27 @@ class Unloading:
 
     def begin_waiting_drains(self, model: Model, now: float) -> None:
         """The tickets of their time are served: orders that waited for the load begin to drain."""
+        if self._stop_waiting_for_load(model):
+            self.retire(model.current, now)
+
+    def _stop_waiting_for_load(self, model: Model) -> bool:
         waiting = [order for order in model.orders if order.waits_for_load]
         for order in waiting:
             order.waits_for_load = False
             order.generations = _generations(model)
-        if waiting:
-            self.retire(model.current, now)
+        return bool(waiting)
 
     def give_up_on_load(self, model: Model, now: float) -> None:
         """The load that orders waited for will not come: what is left of the model is what they end."""
         if model.state in _ON_THE_WAY_IN:
             return
-        for order in model.orders:
-            if order.waits_for_load:
-                order.waits_for_load = False
-                order.generations = _generations(model)
+        self._stop_waiting_for_load(model)
         self._finish(model, now)
 
     def note_end(self, model: Model, generation: int, freed_nbytes: int, now: float) -> None:
         """A generation has ended, and so many bytes came back."""
+        if model.state not in _ON_THE_WAY_IN:
+            self._stop_waiting_for_load(model)
         for order in model.orders:
             if generation in order.generations:
                 order.generations.discard(generation)
