@@ -103,11 +103,15 @@ class World:
             self.tell(inputs.Tick())
         self.now = end
 
+    def run_checks(self) -> None:
+        """Let every check pass."""
+        for check in sorted(self.checks):
+            self.finish_check(check)
+
     def run(self) -> None:
         """Finish every check, load and unload, until none is under way."""
         while self.checks or self.loads or self.unloads:
-            for check in sorted(self.checks):
-                self.finish_check(check)
+            self.run_checks()
             for key in list(self.loads):
                 if key in self.loads:
                     self.fail_load(key) if self.loads[key] else self.finish_load(key)
