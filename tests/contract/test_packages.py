@@ -73,6 +73,7 @@ main()
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_the_wheel_of_the_source_archive_installs_and_runs(tmp_path: Path) -> None:
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path / "dist"), ".")
     (wheel,) = (tmp_path / "dist").glob("*.whl")
@@ -100,6 +101,7 @@ def test_the_wheel_of_the_source_archive_installs_and_runs(tmp_path: Path) -> No
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_the_lowest_versions_it_names_carry_stubs_and_client(tmp_path: Path) -> None:
     lowest = [re.sub(r">=([\d.]+).*", r"==\1", requirement) for requirement in PROJECT["dependencies"]]
     assert "protobuf==5.29.1" in lowest
