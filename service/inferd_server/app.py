@@ -6,10 +6,18 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
 from importlib.metadata import version
 
-from inferd_server.config import Config, budget_report, entries, memory_figures, registry_limits
+from inferd_server.config import (
+    Config,
+    ConfigError,
+    budget_report,
+    entries,
+    memory_figures,
+    registry_limits,
+    reload_config,
+)
 from inferd_server.core.errors import InferdError, server_draining
 from inferd_server.core.model import EngineSettings, Loading, ModelEntry, Resident
 from inferd_server.engine import device
@@ -68,7 +76,8 @@ class App:
         self._registry = Registry(
             entries(config), EngineLoader(open_engine), limits, active_nbytes=device.active_nbytes
         )
-        self._generations = Generations(self._registry, Texts(), _serving_options(config))
+        self._texts = Texts()
+        self._generations = Generations(self._registry, self._texts, _serving_options(config))
         info = ServerInfo(
             version=version("inferd"),
             mlx_version=figures.mlx_version,
@@ -84,15 +93,23 @@ class App:
             ListenSettings(config.server.listen, config.server.max_message_nbytes),
         )
         self._stop = asyncio.Event()
+        self._reload_asked = asyncio.Event()
+        self._background: set[asyncio.Task[None]] = set()
 
     async def run(self, announce: Callable[[str], None]) -> int:
         """Serve until a signal; returns the exit code."""
-        address = await self._server.start()
-        announce(f"listening on {address}")
-        preload = asyncio.create_task(self._preload())
         with self._signals():
+            address = await self._server.start()
+            announce(f"listening on {address}")
+            self._begin(self._preload())
+            self._begin(self._reload_on_request())
             await self._stop.wait()
-            return await self._shut_down(preload)
+            return await self._shut_down()
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     async def _preload(self) -> None:
         await self._registry.preload()
@@ -100,14 +117,15 @@ class App:
         log.info("ready")
 
     @contextlib.contextmanager
-    def _signals(self):  # type: ignore[no-untyped-def]
+    def _signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGHUP, self._reload_asked.set)
         try:
             yield
         finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 loop.remove_signal_handler(number)
 
     def _on_signal(self, number: int) -> None:
@@ -117,7 +135,34 @@ class App:
         log.info("stopping", extra={"signal": signal.Signals(number).name})
         self._stop.set()
 
-    async def _shut_down(self, preload: "asyncio.Task[None]") -> int:
+    async def _reload_on_request(self) -> None:
+        """One reload after the other; several requests during one are one more."""
+        while True:
+            await self._reload_asked.wait()
+            self._reload_asked.clear()
+            await self._reload()
+
+    async def _reload(self) -> None:
+        """Read the configuration again and apply its models as one transaction, or change nothing and say why."""
+        try:
+            fresh = await asyncio.to_thread(reload_config, self._config)
+        except ConfigError as error:
+            for problem in error.problems:
+                log.error("configuration: %s", problem)
+            log.error("configuration refused; nothing changed", extra={"problems": len(error.problems)})
+            return
+        before = {entry.name: entry for entry in entries(self._config)}
+        self._config = fresh
+        await self._registry.replace_entries(entries(fresh))
+        for entry in entries(fresh):
+            if before.pop(entry.name, None) != entry:
+                self._texts.forget(entry.name)
+        for name in before:
+            self._texts.forget(name)
+        log.info("configuration reloaded", extra={"models": len(fresh.entries), "removed": len(before)})
+        self._begin(self._registry.preload())
+
+    async def _shut_down(self) -> int:
         server = self._config.server
         if self._lifecycle.phase is Phase.READY:
             self._lifecycle.advance(Phase.LAME_DUCK)
@@ -129,8 +174,10 @@ class App:
         if cut:
             log.warning("requests cut at the end of the drain", extra={"count": cut})
         await self._server.stop(1.0)
-        preload.cancel()
-        await asyncio.wait([preload])
+        background = list(self._background)
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
         return await self._end_engines()
 
     async def _end_engines(self) -> int:

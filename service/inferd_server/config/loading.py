@@ -139,8 +139,21 @@ def registry_limits(config: Config, ceiling_nbytes: int = 0) -> "RegistryLimits"
 
 
 def reload_config(config: Config, environ: Mapping[str, str] | None = None) -> Config:
-    """The same configuration read again from where it came from. Raises ConfigError; `config` is left as it is."""
-    return load(config.sources, environ)
+    """The same configuration read again from where it came from; only its models may have changed.
+
+    Raises:
+        ConfigError: what is wrong with it, or which keys outside `models` changed; `config` is left as it is.
+    """
+    fresh = load(config.sources, environ)
+    problems = [
+        Problem(f"{section}.{key}", "is fixed while the server runs; restart it to change this")
+        for section in ("server", "manager", "logging")
+        for key, value in getattr(fresh, section)
+        if value != getattr(getattr(config, section), key)
+    ]
+    if problems:
+        raise ConfigError(problems)
+    return fresh
 
 
 def load(sources: Sources, environ: Mapping[str, str] | None = None) -> Config:

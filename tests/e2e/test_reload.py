@@ -1,0 +1,128 @@
+"""SIGHUP: the models of a changed file are applied as one transaction, while the server serves."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from inferd_client import AsyncClient, Client, ModelNotFound
+from support import tiny_llama
+from support.servers import ServerProcess, serving, write_config
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    return {name: tiny_llama.build(root / name, seed=seed) for seed, name in enumerate(("old", "new"))}
+
+
+@pytest.fixture
+def config(tmp_path: Path, folders: dict[str, Path]) -> Path:
+    models = [{"name": "old", "path": folders["old"], "aliases": ["chat"]}, {"name": "new", "path": folders["new"]}]
+    return write_config(tmp_path, models, budget_gb=0.1)
+
+
+@pytest.fixture
+def server(config: Path) -> Iterator[ServerProcess]:
+    with serving(config) as running:
+        yield running
+
+
+def change(config: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    document = yaml.safe_load(config.read_text())
+    edit(document)
+    config.write_text(yaml.safe_dump(document))
+
+
+def reload(server: ServerProcess, expected: str) -> None:
+    """Ask for a reload and wait until the log says how it ended."""
+    seen = len(server.log)
+    server.signal(signal.SIGHUP)
+    deadline = time.monotonic() + 20
+    while not any(expected in line for line in server.log[seen:]):
+        assert time.monotonic() < deadline, server.log[seen:]
+        time.sleep(0.02)
+
+
+def point_chat_to_new(document: dict[str, Any]) -> None:
+    document["models"][0]["aliases"] = []
+    document["models"][1]["aliases"] = ["chat"]
+
+
+async def test_an_alias_moves_to_another_model_without_a_failed_request(server: ServerProcess, config: Path) -> None:
+    served: list[str] = []
+    done = asyncio.Event()
+
+    async def traffic(client: AsyncClient) -> None:
+        while not done.is_set():
+            answer = await client.generate("chat", prompt="x", max_tokens=4, temperature=0)
+            served.append(answer.model.name)
+
+    async with AsyncClient(server.address) as client:
+        tasks = [asyncio.create_task(traffic(client)) for _ in range(3)]
+        await asyncio.sleep(0.5)
+        change(config, point_chat_to_new)
+        await asyncio.to_thread(reload, server, "configuration reloaded")
+        asked = len(served) + len(tasks)
+        while len(served) < asked + 3:
+            await asyncio.sleep(0.05)
+            assert not any(task.done() for task in tasks)
+        done.set()
+        await asyncio.gather(*tasks)
+    assert served[0] == "old"
+    assert set(served[asked:]) == {"new"}
+
+
+def test_a_removed_model_finishes_its_streams_and_is_gone(server: ServerProcess, config: Path) -> None:
+    with Client(server.address) as client:
+        with client.stream("old", prompt="x", max_tokens=400, temperature=0, ignore_eos=True) as stream:
+            pieces = iter(stream.text())
+            next(pieces)
+            change(config, lambda document: document["models"].pop(0))
+            reload(server, "configuration reloaded")
+            with pytest.raises(ModelNotFound):
+                client.generate("old", prompt="x", max_tokens=1)
+            for _ in pieces:
+                pass
+            assert stream.result.usage.completion_tokens == 400
+        deadline = time.monotonic() + 10
+        while [model.name for model in client.models().models] != ["new"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("edit", "named"),
+    [
+        (lambda document: document["models"].append({"name": "old", "path": "/nowhere"}), "models[2]"),
+        (lambda document: document["server"].update(max_queue=3), "server.max_queue"),
+        (lambda document: document["manager"].update(memory_budget_gb=0.2), "manager.memory_budget_gb"),
+    ],
+)
+def test_a_bad_file_changes_nothing_and_the_log_names_the_key(
+    server: ServerProcess, config: Path, edit: Callable[[dict[str, Any]], object], named: str
+) -> None:
+    change(config, edit)
+    change(config, point_chat_to_new)
+    reload(server, "configuration refused; nothing changed")
+    assert any(named in line for line in server.log)
+    with Client(server.address) as client:
+        assert client.generate("chat", prompt="x", max_tokens=1).model.name == "old"
+
+
+def test_a_new_preload_is_loaded(server: ServerProcess, config: Path, folders: dict[str, Path]) -> None:
+    change(
+        config,
+        lambda document: document["models"].append({"name": "third", "path": str(folders["new"]), "preload": True}),
+    )
+    reload(server, "configuration reloaded")
+    with Client(server.address) as client:
+        deadline = time.monotonic() + 20
+        while client.model("third").state != "loaded":
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
