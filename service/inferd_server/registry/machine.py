@@ -34,7 +34,7 @@ from .policy import RegistryLimits, patience
 from .residency import Residency, new_model
 from .room import survey, unowned_nbytes
 from .state import Event
-from .tickets import LoadOrder, Outlook, Ticket, TicketQueue
+from .tickets import Group, LoadOrder, Outlook, Ticket, TicketQueue
 from .unloading import Unloading
 
 
@@ -223,23 +223,25 @@ class Machine:
         return None
 
     def _enqueue(self, model: Model, ticket: Ticket, now: float) -> None:
+        group = self.queue.groups.get(model.name)
+        is_news = self._is_news(group, ticket, now)
         group = self.queue.add(ticket)
         self._alarms.set(ticket.patience.expires_at, TicketAlarm(ticket.id))
         if model.state in (ModelState.UNLOADED, ModelState.FAILED) or ticket.wants_reload:
             self._fresh.append(model.name)
-        if self._needs_look(group.tickets, ticket):
+        if is_news:
             self._plan_needed = True
             self._plan(now)
-        else:
+        elif ticket.patience.preempts_at > now:
             self._plan_at = min(self._plan_at, ticket.patience.preempts_at)
         if ticket.id in self.queue.tickets:
-            self.placement.look_at(self.queue.groups[ticket.model], now)
+            self.placement.look_at(group, now)
 
-    def _needs_look(self, tickets: dict[int, Ticket], ticket: Ticket) -> bool:
-        """Whether a ticket can change any plan: not if it stands behind others of its model and just waits."""
-        impatient = ticket.patience.fails_at_once or ticket.patience.fails_when_blocked
-        first = self.queue.groups[ticket.model].head[1] == ticket.id
-        return impatient or first or ticket.wants_reload or len(tickets) == 1
+    def _is_news(self, group: Group | None, ticket: Ticket, now: float) -> bool:
+        """Whether a ticket can change any plan: not if it stands behind others of its model and brings nothing new."""
+        if group is None or ticket.wants_reload or ticket.place < group.head:
+            return True
+        return ticket.patience.preempts_at <= now < group.preempts_at
 
     def _cancel(self, number: int, now: float) -> None:
         ticket = self.queue.tickets.get(number)

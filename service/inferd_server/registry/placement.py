@@ -68,9 +68,10 @@ class Placement:
         return self._wake_at
 
     def look_at(self, group: Group, now: float) -> None:
-        """Decide a newcomer's fate where the pass did not reach its group: whoever fails at once does not wait."""
-        if self._is_waiting(group) and group.outlook is Outlook.BLOCKED:
-            self._refuse_impatient(group, now, blocked_for_good=False)
+        """Decide a newcomer's fate by what is known of its group, or where the pass did not reach it."""
+        if group.impatient and group.outlook is Outlook.BLOCKED and self._is_waiting(group):
+            self._room = None
+            self._refuse_impatient(group, now)
 
     # --- claims --------------------------------------------------------------------------------------------------
 
@@ -266,17 +267,18 @@ class Placement:
 
     def _delays(self, head: Group, taken_nbytes: int, room: Room) -> bool:
         missing = self._residency.models[head.model].need_nbytes - room.reachable
-        return delays(missing, taken_nbytes, room.releasable())
+        return delays(missing, taken_nbytes, room.releases)
 
     def _wake(self, at: float, now: float) -> None:
         if now < at < self._wake_at:
             self._wake_at = at
 
-    def _refuse_impatient(self, group: Group, now: float, *, blocked_for_good: bool | None = None) -> None:
+    def _refuse_impatient(self, group: Group, now: float) -> None:
+        blocked_for_good: bool | None = None
         for ticket in list(group.impatient.values()):
             if ticket.patience.fails_when_blocked:
                 if blocked_for_good is None:
-                    blocked_for_good = self.is_blocked_for_good(self._residency.models[group.model])
+                    blocked_for_good = self.is_blocked_for_good(self._residency.models[group.model], now)
                 if not blocked_for_good:
                     continue
             self._refuse(ticket, self.no_room(self._residency.models[group.model]), now)
@@ -297,15 +299,12 @@ class Placement:
         lacking = missing - sum(victim.nbytes for victim in candidates)
         return Probe(fits=False, missing_nbytes=max(lacking, 0), blocking=tuple(sorted(self.blocking(model))))
 
-    def is_blocked_for_good(self, model: Model) -> bool:
+    def is_blocked_for_good(self, model: Model, now: float) -> bool:
         """Whether no preemption could ever make room: pinned models and requests that nobody may interrupt."""
-        residency = self._residency
-        immovable = sum(
-            residency.nbytes(instance)
-            for instance in residency.open.values()
-            if instance.name != model.name and is_immovable(instance, residency.models[instance.name])
-        )
-        return residency.ledger.limit_nbytes - immovable < model.need_nbytes
+        room = self._take_stock(now)
+        own = model.current
+        own_nbytes = self._residency.nbytes(own) if is_immovable(own, model) else 0
+        return self._residency.ledger.limit_nbytes - room.immovable_nbytes + own_nbytes < model.need_nbytes
 
     def no_room(self, model: Model) -> InferdError:
         """CAPACITY_EXHAUSTED with what stands in the way."""

@@ -3,16 +3,17 @@
 import math
 from collections.abc import Container
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from inferd_server.core.model import ModelState
 
-from .instances import Claim, EngineLife, Instance, Model
+from .instances import Claim, Instance, Model
+from .planner import Releases, releases
 from .policy import spared_until
 from .residency import Residency
 
 
-@dataclass(frozen=True, slots=True)
-class Victim:
+class Victim(NamedTuple):
     """An instance that could go, and the bytes it would give back."""
 
     instance: Instance
@@ -28,20 +29,20 @@ class Room:
         coming: being freed already, and spoken for by no claim.
         idle: can be evicted now, least recently used first; then loads that nobody waits for.
         busy: unpinned and serving: idle sooner or later.
-        young: unpinned, loaded less than min_residency ago.
-        others: charged and none of the above (loading, leaving, pinned, failed).
-        youth_ends_at: when the first of `young` may be evicted.
+        awaited_nbytes: of each instance that is in use, or on its way, and will not be for ever.
+        immovable_nbytes: of instances that no preemption ever moves, as things stand.
+        youth_ends_at: when the first unpinned instance will be old enough to be evicted.
     """
 
     free: int
     coming: int = 0
     idle: list[Victim] = field(default_factory=list)
     busy: list[Victim] = field(default_factory=list)
-    young: list[Victim] = field(default_factory=list)
-    others: list[Victim] = field(default_factory=list)
+    awaited_nbytes: list[int] = field(default_factory=list)
+    immovable_nbytes: int = 0
     youth_ends_at: float = math.inf
     _idle_nbytes: int | None = None
-    _releasable: list[int] | None = None
+    _releases: Releases | None = None
 
     @property
     def reachable(self) -> int:
@@ -50,16 +51,12 @@ class Room:
             self._idle_nbytes = sum(victim.nbytes for victim in self.idle)
         return self.free + self.coming + self._idle_nbytes
 
-    def releasable(self) -> list[int]:
-        """What each instance gives back that is in use now and will not be for ever."""
-        if self._releasable is None:
-            passing = [v for v in self.others if not v.instance.claimed_by and not _is_fixed(v.instance)]
-            self._releasable = [victim.nbytes for victim in (*self.busy, *self.young, *passing)]
-        return self._releasable
-
-
-def _is_fixed(instance: Instance) -> bool:
-    return instance.state in (ModelState.LOADED, ModelState.FAILED)
+    @property
+    def releases(self) -> Releases:
+        """What will come back sooner or later."""
+        if self._releases is None:
+            self._releases = releases(self.awaited_nbytes)
+        return self._releases
 
 
 def owed_nbytes(claim: Claim, residency: Residency) -> int:
@@ -78,34 +75,36 @@ def survey(residency: Residency, wanted: Container[str], now: float) -> Room:
     """Take stock. `wanted`: models with tickets, whose loads go on."""
     room = Room(unowned_nbytes(residency))
     unwanted: list[Victim] = []
-    for instance in residency.open.values():
-        victim = Victim(instance, residency.nbytes(instance))
+    for key, instance in residency.open.items():
+        victim = Victim(instance, residency.ledger.charged_nbytes(key))
         model = residency.models[instance.name]
-        if instance.state is ModelState.UNLOADING:
-            if instance.claimed_by:
-                room.others.append(victim)
-            else:
-                room.coming += victim.nbytes
+        if is_immovable(instance, model):
+            room.immovable_nbytes += victim.nbytes
+        if instance.state is ModelState.LOADED:
+            if not model.pinned and model.successor is None:
+                _sort_loaded(room, victim, instance.loaded_at + residency.limits.min_residency_seconds, now)
+        elif instance.claimed_by or instance.state is ModelState.FAILED:
+            pass
+        elif instance.state is ModelState.UNLOADING:
+            room.coming += victim.nbytes
         elif instance.state is ModelState.LOADING and not model.pinned and model.name not in wanted:
             unwanted.append(victim)
-        elif instance.state is not ModelState.LOADED or model.pinned or model.successor is not None:
-            room.others.append(victim)
         else:
-            _sort_loaded(room, residency, victim, now)
-    room.idle.sort(key=lambda victim: (victim.instance.last_used_at, victim.instance.key))
+            room.awaited_nbytes.append(victim.nbytes)
+    room.idle.sort(key=lambda victim: victim.instance.last_used_at)
     room.idle += unwanted
     return room
 
 
-def _sort_loaded(room: Room, residency: Residency, victim: Victim, now: float) -> None:
-    youth_ends_at = victim.instance.loaded_at + residency.limits.min_residency_seconds
-    if youth_ends_at > now:
-        room.young.append(victim)
-        room.youth_ends_at = min(room.youth_ends_at, youth_ends_at)
-    elif victim.instance.leases:
-        room.busy.append(victim)
-    else:
+def _sort_loaded(room: Room, victim: Victim, youth_ends_at: float, now: float) -> None:
+    if youth_ends_at <= now and not victim.instance.leases:
         room.idle.append(victim)
+        return
+    room.awaited_nbytes.append(victim.nbytes)
+    if youth_ends_at <= now:
+        room.busy.append(victim)
+    elif youth_ends_at < room.youth_ends_at:
+        room.youth_ends_at = youth_ends_at
 
 
 def preemptible_at(instance: Instance, rival: str, now: float) -> float:
@@ -127,8 +126,6 @@ def cost(victim: Victim) -> tuple[int, int, float]:
 
 def is_immovable(instance: Instance, model: Model) -> bool:
     """Whether no preemption will ever move it, as things stand: pinned, or with a request that nobody may interrupt."""
-    if instance.engine is EngineLife.ABSENT:
-        return False
     if instance.state is ModelState.LOADED:
         return model.pinned or instance.unpreemptible > 0
     return model.pinned and instance.state is ModelState.LOADING
