@@ -96,23 +96,23 @@ def test_a_removed_model_finishes_its_streams_and_is_gone(server: ServerProcess,
             time.sleep(0.05)
 
 
-@pytest.mark.parametrize(
-    ("edit", "named"),
-    [
-        (lambda document: document["models"].append({"name": "old", "path": "/nowhere"}), "models[2]"),
-        (lambda document: document["server"].update(max_queue=3), "server.max_queue"),
-        (lambda document: document["manager"].update(memory_budget_gb=0.2), "manager.memory_budget_gb"),
-    ],
-)
-def test_a_bad_file_changes_nothing_and_the_log_names_the_key(
-    server: ServerProcess, config: Path, edit: Callable[[dict[str, Any]], object], named: str
-) -> None:
-    change(config, edit)
-    change(config, point_chat_to_new)
-    reload(server, "configuration refused; nothing changed")
-    assert any(named in line for line in server.log)
-    with Client(server.address) as client:
-        assert client.generate("chat", prompt="x", max_tokens=1).model.name == "old"
+BAD_EDITS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "models[2]": lambda document: document["models"].append({"name": "old", "path": "/nowhere"}),
+    "server.max_queue": lambda document: document["server"].update(max_queue=3),
+    "manager.memory_budget_gb": lambda document: document["manager"].update(memory_budget_gb=0.2),
+}
+
+
+def test_a_bad_file_changes_nothing_and_the_log_names_the_key(server: ServerProcess, config: Path) -> None:
+    good = config.read_text()
+    for named, edit in BAD_EDITS.items():
+        config.write_text(good)
+        change(config, edit)
+        change(config, point_chat_to_new)
+        reload(server, "configuration refused; nothing changed")
+        assert any(named in line for line in server.log)
+        with Client(server.address) as client:
+            assert client.generate("chat", prompt="x", max_tokens=1).model.name == "old"
 
 
 def test_a_new_preload_is_loaded(server: ServerProcess, config: Path, folders: dict[str, Path]) -> None:
