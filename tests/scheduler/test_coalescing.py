@@ -69,6 +69,13 @@ def test_streams_of_one_coalesce_time_are_released_together(two_streams: tuple[T
     assert (take(one), take(other)) == (2, 1)
 
 
+def test_a_stream_that_left_no_longer_asks_for_a_release(two_streams: tuple[Ticks, Stream, Stream]) -> None:
+    ticks, one, _ = two_streams
+    give(ticks, one)
+    ticks.leave(one)
+    assert ticks.release(0.005) is None
+
+
 def test_a_token_after_an_overdue_tick_goes_out_by_itself(two_streams: tuple[Ticks, Stream, Stream]) -> None:
     ticks, one, _ = two_streams
     for now in (0.02, 0.04, 0.06):
@@ -163,13 +170,38 @@ async def test_an_end_does_not_release_its_neighbours(open_scheduler: OpenSchedu
     await patient.aclose()
 
 
-async def test_a_long_coalesce_time_does_not_lift_the_bound_of_a_stream(open_scheduler: OpenScheduler) -> None:
+async def test_a_first_token_is_not_kept_by_a_patient_neighbour(open_scheduler: OpenScheduler) -> None:
+    scheduler = await open_scheduler(ScriptedEngine(step_seconds=0.03))
+    patient = scheduler.submit(request(4, max_tokens=100_000), coalesce_seconds=60)
+    got = 0
+    while got < 2:
+        got += len(await anext(patient))
+    newcomer = scheduler.submit(request(5, max_tokens=100_000), coalesce_seconds=60)
+    async with asyncio.timeout(1.2):
+        await anext(newcomer)
+    await newcomer.aclose()
+    await patient.aclose()
+
+
+async def test_a_long_coalesce_time_does_not_lift_the_bound_of_a_stream(
+    open_scheduler: OpenScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferd_server.scheduler.stream.MAX_WAITING_TOKENS", 300)
     scheduler = await open_scheduler(ScriptedEngine())
     stream = scheduler.submit(request(4, max_tokens=100_000), coalesce_seconds=3600)
     await eventually(lambda: scheduler.statistics().running == 0)
     _, error = await read_until_error(stream)
     assert isinstance(error, InferdError)
     assert error.reason == Reason.SLOW_CONSUMER
+
+
+async def test_no_coalescing_is_not_slowed_by_a_patient_neighbour(open_scheduler: OpenScheduler) -> None:
+    scheduler = await open_scheduler(ScriptedEngine(step_seconds=0.03))
+    patient = scheduler.submit(request(4, max_tokens=100_000), coalesce_seconds=60)
+    await anext(patient)
+    pieces = [len(tokens) async for tokens in scheduler.submit(request(5, max_tokens=20), coalesce_seconds=0)]
+    assert pieces == [1] * 20
+    await patient.aclose()
 
 
 async def test_at_most_one_call_to_the_loop_per_step(

@@ -1,12 +1,17 @@
 """Failing steps, dying engines, stuck engines."""
 
 import asyncio
+import gc
 import logging
+import weakref
+from pathlib import Path
 
 import pytest
 
-from fakes.engine import ScriptedEngine, expected_ids, request
+from fakes.engine import ScriptedEngine, ScriptedLoading, expected_ids, request
 from inferd_server.core.errors import InferdError, Reason
+from inferd_server.core.model import EngineSettings, Loading
+from inferd_server.scheduler import Scheduler
 from support.streams import OpenScheduler, eventually, read, read_ids, read_until_error
 
 
@@ -81,6 +86,24 @@ async def test_a_broken_engine_ends_everything_once_and_frees_its_memory(open_sc
     assert (scheduler.statistics().running, scheduler.statistics().waiting) == (0, 0)
 
 
+async def test_the_log_of_a_death_keeps_no_engine_in_memory(caplog: pytest.LogCaptureFixture) -> None:
+    held: list[weakref.ref[ScriptedEngine]] = []
+
+    def open_engine(settings: EngineSettings, loading: Loading) -> ScriptedEngine:
+        engine = ScriptedEngine(step_errors=[RuntimeError("device lost")], is_broken=True)
+        held.append(weakref.ref(engine))
+        return engine
+
+    settings = EngineSettings("m", Path("/nowhere"))
+    scheduler = await Scheduler.open(settings, ScriptedLoading(), open_engine, lambda error: None)
+    with pytest.raises(InferdError):
+        await read(scheduler.submit(request(5)))
+    await scheduler.close()
+    gc.collect()
+    assert held[0]() is None
+    assert any("device lost" in (record.exc_text or "") for record in caplog.records)
+
+
 async def test_an_engine_that_breaks_while_it_takes_a_sequence_is_dead(open_scheduler: OpenScheduler) -> None:
     deaths: list[InferdError] = []
     engine = ScriptedEngine(insert_errors=[RuntimeError("boom")], is_broken=True)
@@ -124,11 +147,11 @@ async def test_a_stuck_step_is_death_and_close_waits_for_its_end(open_scheduler:
 
 
 async def test_slow_steps_and_long_idle_times_are_not_taken_for_a_stuck_engine(open_scheduler: OpenScheduler) -> None:
-    engine = ScriptedEngine(step_seconds=0.02)
-    scheduler = await open_scheduler(engine, step_timeout_seconds=0.1)
+    engine = ScriptedEngine(step_seconds=0.04)
+    scheduler = await open_scheduler(engine, step_timeout_seconds=0.3)
     decode = request(5, max_tokens=12)
     assert await read_ids(scheduler.submit(decode)) == expected_ids(decode)
-    await asyncio.sleep(0.15)
+    await asyncio.sleep(0.4)
     assert await read_ids(scheduler.submit(decode)) == expected_ids(decode)
 
 

@@ -10,22 +10,10 @@ from inferd_server.core.generation import DecodeRequest, Token
 from inferd_server.core.model import Clock, EngineSettings, Interrupted, Loading, ResidentStatistics
 
 from .coalescing import Ticks
+from .messages import Died, HandBack, HandedBack, Insert, Inserted, Lost, Rejected, Remove, Report
 from .queue import WaitQueue
 from .stream import MAX_WAITING_TOKENS, Stream
-from .worker import (
-    Died,
-    HandBack,
-    HandedBack,
-    Insert,
-    Inserted,
-    Lost,
-    OpenEngine,
-    Rejected,
-    Remove,
-    Report,
-    Worker,
-    logger,
-)
+from .worker import OpenEngine, Worker, logger
 
 
 @dataclass(frozen=True, slots=True)

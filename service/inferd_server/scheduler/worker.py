@@ -10,14 +10,15 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TypeVar
 
 from inferd_server.core.errors import InferdError, engine_failed, model_load_failed
-from inferd_server.core.generation import DecodeRequest, Token
+from inferd_server.core.generation import Token
 from inferd_server.core.model import Clock, EngineSettings, LoadAbandoned, Loading
 from inferd_server.engine.engine import Engine
+
+from .messages import Command, Died, HandBack, HandedBack, Insert, Inserted, Lost, Rejected, Remove, Report, Wake
 
 logger = logging.getLogger("inferd.scheduler")
 
@@ -27,79 +28,6 @@ MAX_FAILED_STEPS = 3
 MAX_QUIET_REPORTS = 64
 """However long the coalesce time, the loop sees tokens after so many steps: its streams' bounds hold."""
 CACHE_READ_SECONDS = 0.1
-
-
-# --- commands, loop to thread
-
-
-@dataclass(frozen=True, slots=True)
-class Insert:
-    """Start a sequence. `is_eager`: each of its tokens is announced at once (no coalescing)."""
-
-    number: int
-    request: DecodeRequest
-    is_eager: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Remove:
-    """Drop a sequence; no report answers."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class HandBack:
-    """Drop every sequence inserted so far; `HandedBack` answers, behind all their tokens."""
-
-    by_model: str
-
-
-@dataclass(frozen=True, slots=True)
-class Wake:
-    """Look at `is_stopping`."""
-
-
-Command = Insert | Remove | HandBack | Wake
-
-
-# --- reports, thread to loop; a bare list is the tokens of one step
-
-
-@dataclass(frozen=True, slots=True)
-class Inserted:
-    """The sequence `number` emits tokens as `uid` from here on."""
-
-    number: int
-    uid: int
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """The engine did not take the sequence `number`."""
-
-    number: int
-    error: InferdError
-
-
-@dataclass(frozen=True, slots=True)
-class HandedBack:
-    """Every sequence inserted before this is out of the engine."""
-
-    by_model: str
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """A step failed: every sequence inserted before this is gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Died:
-    """The engine can't go on; the thread is about to end."""
-
-
-Report = list[Token] | Inserted | Rejected | HandedBack | Lost | Died
 
 
 class Worker:
@@ -118,6 +46,7 @@ class Worker:
         self._on_report = on_report
         self._end_thread = end_thread
         self._loop = asyncio.get_running_loop()
+        self._engine: Engine  # never a local variable: frames outlive their calls in tracebacks
         self._inbox: SimpleQueue[Command] = SimpleQueue()
         self._uids: dict[int, int] = {}
         self._numbers: dict[int, int] = {}
@@ -169,80 +98,76 @@ class Worker:
 
     def _run(self, open_engine: OpenEngine, loading: Loading) -> None:
         try:
-            self._own(open_engine, loading)  # a frame of its own: the engine is unreferenced once it returns
+            if self._open(open_engine, loading):
+                try:
+                    self._serve()
+                finally:
+                    self._close()
         finally:
             self._finish()
 
-    def _own(self, open_engine: OpenEngine, loading: Loading) -> None:
-        engine = self._open(open_engine, loading)
-        if engine is not None:
-            try:
-                self._serve(engine)
-            finally:
-                self._close(engine)
-
-    def _open(self, open_engine: OpenEngine, loading: Loading) -> Engine | None:
+    def _open(self, open_engine: OpenEngine, loading: Loading) -> bool:
         try:
-            engine = open_engine(self._settings, loading)
+            self._engine = open_engine(self._settings, loading)
         except (InferdError, LoadAbandoned) as error:
             self.failure = without_frames(error)
-            return None
+            return False
         except Exception as error:  # noqa: BLE001 - the worker's wall
             log_without_frames(f"opening model {self._settings.name!r} failed", error)
             self.failure = model_load_failed(self._settings.name, f"loading model {self._settings.name!r} failed")
-            return None
+            return False
+        self.weights_nbytes, self.max_rows = self._engine.weights_nbytes, self._engine.max_rows
         self.failure = None
-        self.weights_nbytes, self.max_rows = engine.weights_nbytes, engine.max_rows
         self._call(_settle, self.opened)
-        return engine
+        return True
 
-    def _serve(self, engine: Engine) -> None:
+    def _serve(self) -> None:
         try:
-            while self._take_commands(engine):
-                if engine.has_work:
-                    self._step(engine)
+            while self._take_commands():
+                if self._engine.has_work:
+                    self._step()
                 elif self._uids:
                     logger.error("model %r lost %d sequences without a word", self._settings.name, len(self._uids))
-                    self._lose_everything(engine)
+                    self._lose_everything()
         except Exception as error:  # noqa: BLE001 - the worker's wall
             log_without_frames(f"the engine of model {self._settings.name!r} died", error)
             self._post(Died(), is_urgent=True)
 
-    def _take_commands(self, engine: Engine) -> bool:
+    def _take_commands(self) -> bool:
         """Apply what waits, and wait while there is nothing to do; False when it is time to stop."""
-        if not self._uids and not engine.has_work:
-            self.cache_nbytes = engine.cache_nbytes
+        if not self._uids and not self._engine.has_work:
+            self.cache_nbytes = self._engine.cache_nbytes
             self.busy_since = None
             command = self._inbox.get()
             self.busy_since = self._clock()
-            self._apply(engine, command)
+            self._apply(command)
         while not self._is_stopping and not self._inbox.empty():
-            self._apply(engine, self._inbox.get())
+            self._apply(self._inbox.get())
         return not self._is_stopping
 
-    def _apply(self, engine: Engine, command: Command) -> None:
+    def _apply(self, command: Command) -> None:
         match command:
             case Insert():
-                self._insert(engine, command)
+                self._insert(command)
             case Remove(number):
                 if number in self._uids:
-                    engine.remove(self._forget(number))
+                    self._engine.remove(self._forget(number))
             case HandBack(by_model):
                 for number in list(self._uids):
-                    engine.remove(self._forget(number))
+                    self._engine.remove(self._forget(number))
                 self._post(HandedBack(by_model), is_urgent=True)
             case Wake():
                 pass
 
-    def _insert(self, engine: Engine, command: Insert) -> None:
+    def _insert(self, command: Insert) -> None:
         try:
-            uid = engine.insert(command.request)
+            uid = self._engine.insert(command.request)
         except InferdError as error:
             self._post(Rejected(command.number, without_frames(error)), is_urgent=True)
             return
         except Exception as error:
             self._post(Rejected(command.number, engine_failed(self._settings.name)), is_urgent=True)
-            if engine.is_broken:
+            if self._engine.is_broken:
                 raise
             log_without_frames(f"model {self._settings.name!r} did not take a sequence", error)
             return
@@ -252,27 +177,27 @@ class Worker:
             self._eager.add(uid)
         self.outbox.append(Inserted(command.number, uid))  # no call: it only matters in front of the first token
 
-    def _step(self, engine: Engine) -> None:
+    def _step(self) -> None:
         try:
-            tokens = engine.step().tokens
+            tokens = self._engine.step().tokens
         except Exception as error:
             self._failed_steps += 1
-            if engine.is_broken or self._failed_steps >= MAX_FAILED_STEPS:
+            if self._engine.is_broken or self._failed_steps >= MAX_FAILED_STEPS:
                 raise
             log_without_frames(f"a step of model {self._settings.name!r} failed", error)
-            self._lose_everything(engine)
+            self._lose_everything()
             return
         self._failed_steps = 0
-        self._note_progress(engine)
+        self._note_progress()
         if tokens:
             self._post(tokens, is_urgent=self._has_urgent(tokens))
 
-    def _note_progress(self, engine: Engine) -> None:
+    def _note_progress(self) -> None:
         now = self._clock()
         self.busy_since = self.last_step_at = now
         if now >= self._cache_read_at + CACHE_READ_SECONDS:
             self._cache_read_at = now
-            self.cache_nbytes = engine.cache_nbytes
+            self.cache_nbytes = self._engine.cache_nbytes
 
     def _has_urgent(self, tokens: list[Token]) -> bool:
         """Whether a first token, an end or a token of an eager sequence is among them; ended ones are forgotten."""
@@ -286,9 +211,9 @@ class Worker:
                 is_urgent = True
         return is_urgent
 
-    def _lose_everything(self, engine: Engine) -> None:
+    def _lose_everything(self) -> None:
         for number in list(self._uids):
-            engine.remove(self._forget(number))
+            self._engine.remove(self._forget(number))
         self._post(Lost(), is_urgent=True)
 
     def _forget(self, number: int) -> int:
@@ -310,12 +235,14 @@ class Worker:
         except RuntimeError:  # the loop is closed: nobody listens any more
             self._is_stopping = True
 
-    def _close(self, engine: Engine) -> None:
+    def _close(self) -> None:
         self.busy_since = None
         try:
-            engine.close()
+            self._engine.close()
         except Exception as error:  # noqa: BLE001 - the worker's wall; the thread has to end
             log_without_frames(f"closing model {self._settings.name!r} failed", error)
+        finally:
+            del self._engine
 
     def _finish(self) -> None:
         self.cache_nbytes = 0
@@ -337,15 +264,14 @@ ErrorT = TypeVar("ErrorT", bound=BaseException)
 
 
 def log_without_frames(message: str, error: Exception) -> None:
-    """Log a caught error with its traceback, and make sure that no log record keeps the model in memory."""
-    # The outermost frame is still running and owns the engine: it stays out of the record.
-    inner = error.__traceback__ and error.__traceback__.tb_next
-    logger.error(message, exc_info=(type(error), error, inner))
+    """Log a caught error with its traceback; a log record that someone keeps does not keep the model in memory."""
+    logger.error(message, exc_info=error)
     without_frames(error)
 
 
 def without_frames(error: ErrorT) -> ErrorT:
-    """The error without tracebacks, its causes' included: the local variables in there would keep the model alive."""
+    """The error without tracebacks, its causes' included, and their frames without variables: those would keep the
+    model in memory. (The worker's own frames, which still run, hold it by `self._engine` alone.)"""
     link: BaseException | None = error
     while link is not None:
         traceback.clear_frames(link.__traceback__)
