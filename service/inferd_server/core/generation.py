@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from .constraints import Constraint, Grammar
 from .model import ContentionPolicy
 
 
@@ -122,6 +123,7 @@ class OutputChoices:
     token_ids: bool = False
     top_logprobs: int | None = None
     rendered_prompt: bool = False
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +183,7 @@ class DecodeRequest:
         max_tokens: most tokens still to generate, >= 1.
         end_ids: ids that end the output (end-of-sequence and the request's stop tokens).
         top_logprobs: None for no logprobs, else the number of alternatives.
+        grammar: what the output has to follow, from its first token (emitted_ids included) on.
     """
 
     prompt_ids: tuple[int, ...]
@@ -189,6 +192,7 @@ class DecodeRequest:
     end_ids: frozenset[int] = frozenset()
     emitted_ids: tuple[int, ...] = ()
     top_logprobs: int | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

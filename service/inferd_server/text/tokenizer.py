@@ -128,6 +128,16 @@ class Tokenizer:
             return ByteDetokenizer(vocabulary, strips_space=strips_space)
         return WindowDetokenizer(self._decode_exactly, lambda token_id: 0 <= token_id < self.vocabulary_size)
 
+    @property
+    def backend(self) -> Any:
+        """transformers' own, for what else is built on the same tokens; not to be changed."""
+        return self._tokenizer
+
+    @property
+    def is_byte_exact(self) -> bool:
+        """Whether each token stands for the same bytes wherever it occurs."""
+        return self._bytes is not None
+
     def _decode_exactly(self, ids: list[int]) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
