@@ -16,6 +16,9 @@ a request's seed chooses faults of its steps:
 | STEP_BREAKS_ENGINE | the same, and the engine is broken afterwards |
 | STEP_HANGS | the step hangs while the file INFERD_TEST_STUCK exists |
 | ROW_FAILS | this request's own row fails after three tokens |
+
+INFERD_TEST_STEP_SECONDS makes every step take so much longer, so that a short answer runs for as long as a test needs;
+INFERD_TEST_HEARTBEAT_SECONDS makes watches tell signs of life so often.
 """
 
 import os
@@ -31,6 +34,8 @@ STEP_RAISES = 666_001
 STEP_BREAKS_ENGINE = 666_002
 STEP_HANGS = 666_003
 ROW_FAILS = 666_004
+
+STEP_SECONDS = float(os.environ.get("INFERD_TEST_STEP_SECONDS", "0"))
 
 
 def _stuck() -> bool:
@@ -62,6 +67,7 @@ class FaultyEngine:
         return uid
 
     def step(self) -> StepResult:
+        time.sleep(STEP_SECONDS)
         result = self._engine.step()
         for token in result.tokens:
             if token.uid in self._faults:
@@ -115,7 +121,9 @@ def main() -> None:
 
     from inferd_client.cli import main as inferd
     from inferd_server import app
+    from inferd_server.rpc import watch
 
+    watch.HEARTBEAT_SECONDS = float(os.environ.get("INFERD_TEST_HEARTBEAT_SECONDS", watch.HEARTBEAT_SECONDS))
     app.serve = partial(app.serve, open_engine=open_faulty_engine)  # type: ignore[assignment]
     sys.argv[0] = "inferd"
     inferd()
