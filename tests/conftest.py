@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from inferd_server.engine.blas import prefer_openblas
 
 # Nothing in a test may reach a model hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
+
+# Before any test imports mlx: references are then computed with the BLAS that the server uses.
+prefer_openblas()
 
 # CI draws the same examples every time; people draw new ones. Neither fails because shared cores were slow.
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)

@@ -113,8 +113,9 @@ class App:
 
     async def _preload(self) -> None:
         await self._registry.preload()
-        self._lifecycle.advance(Phase.READY)
-        log.info("ready")
+        if self._lifecycle.phase is Phase.STARTING:
+            self._lifecycle.advance(Phase.READY)
+            log.info("ready")
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:

@@ -103,8 +103,9 @@ class InferdError(Exception):
 
 def echo(value: object) -> str:
     """A caller's value made safe to repeat: at most 64 characters, no control characters."""
-    text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))
-    return text if len(text) <= MAX_ECHO_CHARACTERS else text[: MAX_ECHO_CHARACTERS - 1] + "…"
+    text = str(value)
+    shown = text if len(text) <= MAX_ECHO_CHARACTERS else text[: MAX_ECHO_CHARACTERS - 1] + "…"
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in shown)
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -228,9 +229,7 @@ def slow_consumer(limit_tokens: int) -> InferdError:
 def reader_stalled(limit_seconds: float) -> InferdError:
     """The reader took nothing for so long that the stream is given up."""
     limit_ms = round(limit_seconds * 1000)
-    return InferdError(
-        Reason.SLOW_CONSUMER, f"the reader took nothing for {limit_ms} ms", facts={"limit_ms": limit_ms}
-    )
+    return InferdError(Reason.SLOW_CONSUMER, f"the reader took nothing for {limit_ms} ms", facts={"limit_ms": limit_ms})
 
 
 def out_of_memory(model: str, required_bytes: int, limit_bytes: int) -> InferdError:
@@ -257,9 +256,10 @@ def model_unloaded(model: str) -> InferdError:
     return InferdError(Reason.MODEL_UNLOADED, f"model {model!r} was unloaded by force", facts={"model": model})
 
 
-def prompt_too_long(field: str, prompt_tokens: int, context_length: int) -> InferdError:
-    """The prompt leaves no room for one token of output."""
-    text = f"the prompt has {prompt_tokens} tokens; the context holds {context_length}, one of them for the output"
+def prompt_too_long(field: str, prompt_tokens: int, context_length: int, *, at_least: bool = False) -> InferdError:
+    """The prompt leaves no room for one token of output. `at_least`: nobody counted to its end."""
+    count = f"at least {prompt_tokens}" if at_least else str(prompt_tokens)
+    text = f"the prompt has {count} tokens; the context holds {context_length}, one of them for the output"
     return InferdError(
         Reason.PROMPT_TOO_LONG,
         text,
