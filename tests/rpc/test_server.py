@@ -19,6 +19,7 @@ from inferd.v1 import inference_service_pb2 as pb
 from inferd.v1 import inference_service_pb2_grpc, model_service_pb2
 from inferd_server.core.errors import reader_stalled
 from inferd_server.core.generation import Event, GenerationRequest
+from inferd_server.rpc.interceptors.around import _write
 from inferd_server.rpc.listening import split_host_port
 from inferd_server.rpc.server import ListenSettings, Server, Services, server_options
 from inferd_server.serving.lifecycle import Lifecycle
@@ -206,3 +207,36 @@ async def test_a_killed_channel_ends_a_stream_that_is_being_written(world: World
         call = inference_service_pb2_grpc.InferenceServiceStub(channel).StreamGenerate(REQUEST)
         await call.read()
     await eventually(lambda: world.generations.ends == 1)
+
+
+async def test_channels_closed_in_the_middle_of_writes_leave_no_stream_open(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    # A write fails a moment before grpc cancels the task: the cancellation must not hit the stream's cleanup.
+    world.generations.script = flood
+
+    async def one() -> None:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(world.address, options=options) as channel:
+            call = inference_service_pb2_grpc.InferenceServiceStub(channel).StreamGenerate(REQUEST)
+            for _ in range(3):
+                await call.read()
+
+    for _ in range(5):
+        await asyncio.gather(*(one() for _ in range(10)))
+    await eventually(lambda: world.generations.ends == 50)
+    assert world.generations.open == 0
+    assert [record for record in caplog.records if record.name == "inferd.rpc"] == []
+
+
+async def test_a_failing_write_waits_for_its_cancellation_before_anything_is_cleaned_up() -> None:
+    class Left:
+        async def write(self, message: object) -> None:
+            raise grpc.aio.InternalError("the client has left")
+
+    task = asyncio.ensure_future(_write(Left(), "message"))
+    await asyncio.sleep(0.05)
+    assert not task.done()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

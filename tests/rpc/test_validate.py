@@ -230,3 +230,8 @@ async def test_tokenizing_needs_an_input(world: World) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await world.inference.Tokenize(pb.TokenizeRequest(model="tiny"))
     assert fields_of(caught.value) == ["input"]
+
+
+async def test_megabytes_in_the_place_of_a_name_are_not_repeated(world: World) -> None:
+    error = await refused(world, model="x" * 10_000_000, request_id="y" * 5_000_000)
+    assert len(error.details()) < 200

@@ -31,6 +31,9 @@ WATCHES = frozenset(
 )
 """Streams that stay open until somebody ends them; at shutdown we do."""
 
+CANCELLATION_SECONDS = 5.0
+"""Far longer than grpc takes to cancel a task after its client has left (about a millisecond)."""
+
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable["Handler | None"]]
 
@@ -98,7 +101,7 @@ class Around(grpc.aio.ServerInterceptor):
             async with self._open(method, request, context) as call, aclosing(inner(request, context)) as messages:
                 async for message in messages:
                     call.writing_since = self._clock()
-                    await context.write(message)
+                    await _write(context, message)
                     call.writing_since = None
 
         return respond
@@ -126,6 +129,19 @@ class Around(grpc.aio.ServerInterceptor):
         assert task is not None, "grpc.aio runs handlers in tasks"
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def _write(context: Context, message: Any) -> None:
+    """Write; where the client has just left, that is a cancellation like any other.
+
+    The failing write comes a moment before grpc cancels the task. To unwind at once would let that cancellation hit
+    the handler's cleanup, so it is waited for.
+    """
+    try:
+        await context.write(message)
+    except (grpc.aio.InternalError, grpc.aio.UsageError):
+        await asyncio.sleep(CANCELLATION_SECONDS)
+        raise asyncio.CancelledError from None
 
 
 _HANDLERS: dict[tuple[bool, bool], Callable[..., Handler]] = {
