@@ -13,8 +13,10 @@ from inferd_server.telemetry.logs import configure
 configure({format!r})
 log = logging.getLogger("inferd.access")
 log.info("rpc", extra={{"request_id": "r1", "code": "OK", "long": "x" * 10_000}})
-try:
+def fail(prompt):
     raise ValueError("boom")
+try:
+    fail("private " + "text")
 except ValueError:
     log.exception("failed")
 logging.getLogger("other").info("not shown")
@@ -57,3 +59,10 @@ def test_configuring_twice_keeps_one_handler() -> None:
     finally:
         root.handlers[:] = before
         root.setLevel(level)
+
+
+def test_a_traceback_tells_no_local_variables() -> None:
+    for log_format in ("console", "json"):
+        lines = _run(log_format)
+        assert "ValueError: boom" in "".join(lines)
+        assert "private text" not in "".join(lines)

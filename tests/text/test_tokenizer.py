@@ -185,3 +185,22 @@ def test_code_in_the_folder_is_refused_at_once_and_nobody_is_asked(
     assert failure.reason is Reason.MODEL_UNSUPPORTED
     assert "trust_remote_code" in failure.message
     assert not ran.exists()
+
+
+def test_a_text_far_beyond_the_context_is_refused_without_being_encoded_whole(byte_level: Tokenizer) -> None:
+    for text in ("x" * 3_000_000, "lorem ipsum " * 250_000):
+        with pytest.raises(InferdError) as failure:
+            byte_level.encode(text, context_length=1000)
+        assert failure.value.reason is Reason.PROMPT_TOO_LONG
+        assert 1000 <= int(failure.value.facts["prompt_tokens"]) < 70_000
+        assert "at least" in failure.value.message
+        chat = ChatPrompt((Message(Role.USER, (text,)),))
+        with pytest.raises(InferdError) as failure:
+            byte_level.encode_chat(chat, context_length=1000)
+        assert [violation.field for violation in failure.value.violations] == ["chat"]
+
+
+def test_an_unknown_context_and_a_text_near_it_are_counted_exactly(byte_level: Tokenizer) -> None:
+    text = "lorem ipsum " * 10_000
+    exact = len(byte_level.encode(text))
+    assert len(byte_level.encode(text, context_length=exact)) == exact

@@ -29,6 +29,9 @@ from .limits import check_prompt_ids, check_request, length_limit, resolve_sampl
 INLINE_CHARACTERS = 2000
 """Prompts up to so many characters are tokenized on the loop (about a millisecond); longer ones in a thread."""
 
+COUNTED_CONTEXTS = 4
+"""How many contexts long a prompt may be for Tokenize to count it."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
@@ -86,10 +89,14 @@ class Generations:
         return True
 
     async def tokenize(self, model: str, prompt: Prompt) -> tuple[list[int], int]:
-        """The prompt's ids and the model's context length in tokens; loads no weights."""
+        """The prompt's ids and the model's context length in tokens; loads no weights.
+
+        Raises:
+            InferdError: PROMPT_TOO_LONG far beyond the context: counting takes time and memory for each token.
+        """
         entry = self._registry.resolve(model)
         tokenizer = await self._texts.get(entry)
-        _, ids = await _encode(tokenizer, prompt)
+        _, ids = await _encode(tokenizer, prompt, COUNTED_CONTEXTS * entry.context_length)
         return ids, entry.context_length
 
     @property
@@ -146,7 +153,7 @@ class Generations:
     async def _prepare(self, generation: Generation) -> PreparedPrompt:
         request, entry = generation.request, generation.entry
         tokenizer = await self._texts.get(entry)
-        rendered, ids = await _encode(tokenizer, request.prompt)
+        rendered, ids = await _encode(tokenizer, request.prompt, entry.context_length)
         check_prompt_ids(request.prompt, ids, entry)
         limit = length_limit(request.stop, len(ids), entry)
         stop_ids = frozenset(request.stop.token_ids)
@@ -171,19 +178,19 @@ class Generations:
             raise queue_full("", self._options.max_queue)
 
 
-async def _encode(tokenizer: Tokenizer, prompt: Prompt) -> tuple[str, list[int]]:
+async def _encode(tokenizer: Tokenizer, prompt: Prompt, context_length: int) -> tuple[str, list[int]]:
     """(rendered prompt, ids); off the loop where it may take long."""
     if isinstance(prompt, TokenPrompt):
         return "", list(prompt.ids)
     if _characters(prompt) <= INLINE_CHARACTERS:
-        return _encode_now(tokenizer, prompt)
-    return await asyncio.to_thread(_encode_now, tokenizer, prompt)
+        return _encode_now(tokenizer, prompt, context_length)
+    return await asyncio.to_thread(_encode_now, tokenizer, prompt, context_length)
 
 
-def _encode_now(tokenizer: Tokenizer, prompt: RawPrompt | ChatPrompt) -> tuple[str, list[int]]:
+def _encode_now(tokenizer: Tokenizer, prompt: RawPrompt | ChatPrompt, context_length: int) -> tuple[str, list[int]]:
     if isinstance(prompt, RawPrompt):
-        return prompt.text, tokenizer.encode(prompt.text)
-    return tokenizer.encode_chat(prompt)
+        return prompt.text, tokenizer.encode(prompt.text, context_length=context_length)
+    return tokenizer.encode_chat(prompt, context_length=context_length)
 
 
 def _characters(prompt: RawPrompt | ChatPrompt) -> int:

@@ -25,7 +25,11 @@ def configure(log_format: LogFormat = "console", level: str = "INFO") -> None:
     if log_format == "json":
         renderers = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
-        renderers = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0)]
+        # The default, where rich is installed, prints every frame's local variables: prompts among them.
+        plain = structlog.dev.plain_traceback
+        renderers = [
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0, exception_formatter=plain)
+        ]
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

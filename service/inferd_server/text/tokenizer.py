@@ -19,6 +19,7 @@ from inferd_server.core.errors import (
     invalid_parameter,
     model_corrupt,
     model_unsupported,
+    prompt_too_long,
 )
 from inferd_server.core.generation import ChatPrompt
 
@@ -36,6 +37,11 @@ _TEMPLATE_FAILURES = (
     RecursionError,
 )
 # Values that the server or the tokenizer gives to the template; `documents` is the caller's to give.
+# A text longer than a few characters for each token of the context is counted part by part before it is encoded: one
+# call for all of it takes up to 230 bytes and 5 microseconds a character (64 MiB would take the process down).
+_PLAUSIBLE_CHARACTERS = 4
+_PART_CHARACTERS = 65_536
+_CUT_TOKENS = 16  # what a cut through a word may add to the count
 _RESERVED_NAMES = frozenset({"self", "messages", "conversations", "tools", "add_generation_prompt", "tokenize"})
 
 
@@ -86,21 +92,29 @@ class Tokenizer:
         except Exception as failure:  # the tokenizers library raises bare Exception
             raise _load_failure(folder, name, settings, trust_remote_code, failure) from failure
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, context_length: int = 0) -> list[int]:
         """Ids of a raw prompt, exactly as mlx_lm.stream_generate encodes a str: special tokens in the text count, and
-        the tokenizer's own (such as bos) are added unless the text begins with bos."""
+        the tokenizer's own (such as bos) are added unless the text begins with bos.
+
+        Args:
+            context_length: tokens that the context holds; 0 if unknown. Bounds memory and time for endless texts.
+
+        Raises:
+            InferdError: PROMPT_TOO_LONG where that shows long before the end of the text.
+        """
+        self._check_length("prompt", text, context_length)
         bos = self._tokenizer.bos_token
         return self._encode(text, add_special_tokens=bos is None or not text.startswith(bos))
 
-    def encode_chat(self, chat: ChatPrompt) -> tuple[str, list[int]]:
-        """(the rendered chat, its ids), with the cue for the assistant's turn at the end.
+    def encode_chat(self, chat: ChatPrompt, *, context_length: int = 0) -> tuple[str, list[int]]:
+        """(the rendered chat, its ids), with the cue for the assistant's turn at the end; `context_length` as above.
 
         Control tokens in the caller's text are encoded as text. Blocking, and as long as the template likes: call it
         off the event loop.
 
         Raises:
             InferdError: CAPABILITY_MISSING without a chat template; INVALID_PARAMETER for a chat that the template
-                refuses, bad JSON in it, or variables that the server sets.
+                refuses, bad JSON in it, or variables that the server sets; PROMPT_TOO_LONG as above.
         """
         if not self.has_chat_template:
             raise capability_missing(self.name, "chat", f"model {self.name!r} has no chat template")
@@ -109,8 +123,10 @@ class Tokenizer:
             separator = self._guard.separator_for(variables)
             if not separator:
                 rendered = self._render(variables)
+                self._check_length("chat", rendered, context_length)
                 return rendered, self._encode(rendered)
             rendered = self._render(self._guard.protected(variables, separator))
+            self._check_length("chat", rendered, context_length)
             return rendered.replace(separator, ""), self._encode_pieces(rendered.split(separator))
         except _TEMPLATE_FAILURES as failure:
             told = f"the model's chat template refuses it: {echo(failure) or type(failure).__name__}"
@@ -121,11 +137,12 @@ class Tokenizer:
         detokenizer = self.detokenizer()
         return detokenizer.add(ids) + detokenizer.flush()
 
-    def detokenizer(self) -> Detokenizer:
-        """A detokenizer for one output."""
+    def detokenizer(self, *, keeps_space: bool = False) -> Detokenizer:
+        """A detokenizer for one output; `keeps_space`: a space at its beginning counts, whatever the tokenizer's own
+        decoder does (a constraint is about every byte)."""
         if self._bytes is not None:
             vocabulary, strips_space = self._bytes
-            return ByteDetokenizer(vocabulary, strips_space=strips_space)
+            return ByteDetokenizer(vocabulary, strips_space=strips_space and not keeps_space)
         return WindowDetokenizer(self._decode_exactly, lambda token_id: 0 <= token_id < self.vocabulary_size)
 
     @property
@@ -152,6 +169,16 @@ class Tokenizer:
     def _encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False)
         return ids
+
+    def _check_length(self, field: str, text: str, context_length: int) -> None:
+        if not context_length or len(text) <= max(_PART_CHARACTERS, _PLAUSIBLE_CHARACTERS * context_length):
+            return
+        least = 0
+        for start in range(0, len(text), _PART_CHARACTERS):
+            part = self._encode(text[start : start + _PART_CHARACTERS])
+            least += max(len(part) - _CUT_TOKENS, 0)
+            if least >= context_length:
+                raise prompt_too_long(field, least, context_length, at_least=True)
 
     def _encode_pieces(self, pieces: Sequence[str]) -> list[int]:
         ids = self._encode(pieces[0])
