@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 START_SECONDS = 60
@@ -73,8 +74,28 @@ class ServerProcess:
                 time.sleep(0.1)
                 raise AssertionError(f"the server ended with {self._process.returncode}; log: {self.log}")
 
+    def wait_until_ready(self) -> None:
+        """Until every preload is LOADED or FAILED."""
+        self.wait_for_log("] ready ")
+
+    def wait_for_log(self, text: str, seconds: float = START_SECONDS) -> str:
+        """The first line of the log that holds `text`."""
+        deadline = time.monotonic() + seconds
+        while True:
+            found = next((line for line in list(self.log) if text in line), None)
+            if found is not None:
+                return found
+            assert self._process.poll() is None, f"the server ended; log: {self.log}"
+            assert time.monotonic() < deadline, f"{text!r} was not logged: {self.log}"
+            time.sleep(0.01)
+
     def signal(self, number: int = signal.SIGTERM) -> None:
         self._process.send_signal(number)
+
+    @property
+    def rss_nbytes(self) -> int:
+        """Resident memory of the process now."""
+        return psutil.Process(self.pid).memory_info().rss
 
     def wait(self, timeout: float = 30) -> int:
         """The exit code; the log is complete afterwards."""
@@ -118,9 +139,11 @@ def write_config(
 
 
 @contextmanager
-def serving(config: Path, **environ: str) -> Iterator[ServerProcess]:
+def serving(
+    config: Path, *, program: Sequence[str] = ("-m", "inferd_server"), flags: Sequence[str] = (), **environ: str
+) -> Iterator[ServerProcess]:
     """A server on this configuration, listening; stopped at the end."""
-    server = ServerProcess(["serve", "--config", str(config)], **environ)
+    server = ServerProcess(["serve", "--config", str(config), *flags], program=program, **environ)
     try:
         server.wait_until_listening()
         yield server

@@ -53,3 +53,12 @@ def facts_of(error: grpc.aio.AioRpcError) -> dict[str, str]:
 def fields_of(error: grpc.aio.AioRpcError) -> list[str]:
     """The fields of its BadRequest, in order."""
     return [violation.field for violation in error_details(error)["BadRequest"].field_violations]
+
+
+def trailers_nbytes(error: grpc.aio.AioRpcError) -> int:
+    """Bytes of the error's message and trailing metadata as they travel: percent-encoded and base64."""
+    message = (error.details() or "").encode()
+    size = sum(1 if 0x20 <= byte <= 0x7E and byte != 0x25 else 3 for byte in message)
+    for key, value in error.trailing_metadata():
+        size += len(key) + (len(value) + 2) // 3 * 4
+    return size
