@@ -122,6 +122,11 @@ class Model:
         return self.current.state
 
     @property
+    def is_loading(self) -> bool:
+        """Whether a load is under way: its tickets have their room."""
+        return self.current.state is ModelState.LOADING or self.successor is not None
+
+    @property
     def need_nbytes(self) -> int:
         """What a load reserves."""
         return self.entry.estimated_bytes

@@ -41,6 +41,7 @@ class Residency:
         self.claims: dict[str, Claim] = {}
         self.counters = Counters()
         self.effects: list[Effect] = []
+        self.is_unsettled = False  # something changed that a plan may depend on
         self.returned: list[str] = []  # models that serve again; the machine serves their tickets
 
     def nbytes(self, instance: Instance) -> int:
@@ -55,6 +56,7 @@ class Residency:
         """Move an instance along the table; clients see the current one's changes."""
         instance.state = after(instance.state, event)
         instance.since = now
+        self.is_unsettled = True
         if self.models[instance.name].current is instance:
             self.tell(instance.name)
 
@@ -63,9 +65,12 @@ class Residency:
         model = self.models[name]
         self.effects.append(Changed(name, model.state, model.current.since))
 
-    def forget(self, model: Model) -> None:
-        """A model left the configuration and its last engine has ended."""
-        self.effects.append(Changed(model.name, model.state, model.current.since, removed=True))
+    def forget_if_removed(self, model: Model) -> None:
+        """Let a model go that left the configuration, once its last engine has ended."""
+        gone = all(instance.engine is EngineLife.ABSENT for instance in model.instances())
+        if model.removed and gone:
+            del self.models[model.name]
+            self.effects.append(Changed(model.name, model.state, model.current.since, removed=True))
 
     # --- wanted, checked, loaded ---------------------------------------------------------------------------------
 
@@ -78,8 +83,14 @@ class Residency:
             model.checks += 1
             self.effects.append(StartCheck(model.name, model.checks))
 
+    def pass_check(self, model: Model) -> None:
+        """The files are as they should be: room may be made."""
+        model.check = Check.PASSED
+        self.is_unsettled = True
+
     def unwant(self, model: Model, now: float) -> None:
         """The last ticket left: drop what was prepared for it. A load under way goes on."""
+        self.is_unsettled = True
         self.drop_claim(model.name, now)
         model.check = Check.NONE
         if model.state is ModelState.QUEUED:
@@ -102,6 +113,11 @@ class Residency:
         self.drop_claim(model.name, now)
         self.change(instance, Event.LOAD_STARTED, now)
         self.effects.append(StartLoad(*instance.key))
+
+    def open_engine(self, instance: Instance, weights_nbytes: int) -> None:
+        """A load ended well: the engine is open, its weights measured."""
+        instance.engine = EngineLife.OPEN
+        instance.weights_nbytes = weights_nbytes
 
     def finish_load(self, instance: Instance, now: float) -> None:
         """The engine serves: charge what was measured, and let a successor take over."""
@@ -230,6 +246,7 @@ class Residency:
         """An engine's end is proved: its bytes come back."""
         self.ledger.release(instance.key)
         del self.open[instance.key]
+        self.is_unsettled = True
         instance.engine = EngineLife.ABSENT
         instance.growing_nbytes = instance.weights_nbytes = 0
         if instance.claimed_by:
@@ -260,6 +277,9 @@ class Residency:
         record = instance.leases.pop(lease)
         instance.unpreemptible -= not record.request.preemptible
         instance.last_used_at = now
+        if instance.leases and record.request.preemptible and not record.preemptions:
+            return  # as busy as before
+        self.is_unsettled = True
         if instance.leases:
             return
         if instance.state in (ModelState.DRAINING, ModelState.PREEMPTING):
@@ -283,6 +303,7 @@ class Residency:
         claim = self.claims.pop(name, None)
         if claim is None:
             return
+        self.is_unsettled = True
         for instance in claim.victims.values():
             instance.claimed_by = ""
             if instance.state not in (ModelState.DRAINING, ModelState.PREEMPTING):
