@@ -12,9 +12,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from inferd.v1 import generation_pb2 as gen
 from inferd.v1 import inference_service_pb2 as inf
-from inferd.v1 import inference_service_pb2_grpc
+from inferd.v1 import inference_service_pb2_grpc, model_service_pb2_grpc
 from inferd.v1 import model_service_pb2 as mod
-from inferd.v1 import model_service_pb2_grpc
 
 Response = inf.StreamGenerateResponse
 SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -12,8 +12,9 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, as
 from typing import Any, TypeAlias
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from inferd_server.core.errors import InferdError, echo
+from inferd_server.core.errors import FieldViolation, InferdError, echo, invalid_parameter
 from inferd_server.core.model import Clock
 
 from .call import Call, Context, enter
@@ -30,6 +31,9 @@ WATCHES = frozenset(
     }
 )
 """Streams that stay open until somebody ends them; at shutdown we do."""
+
+UNREADABLE = object()
+"""Stands for a request whose bytes are no message."""
 
 CANCELLATION_SECONDS = 5.0
 """Far longer than grpc takes to cancel a task after its client has left (about a millisecond)."""
@@ -87,7 +91,8 @@ class Around(grpc.aio.ServerInterceptor):
             inner = handler.unary_stream if handler.response_streaming else handler.unary_unary
         make = _HANDLERS[handler.request_streaming, handler.response_streaming]
         around = self._stream if handler.response_streaming else self._unary
-        return make(around(method, inner), handler.request_deserializer, handler.response_serializer)
+        read = handler.request_deserializer if handler.request_streaming else _reading(handler.request_deserializer)
+        return make(around(method, inner), read, handler.response_serializer)
 
     def _unary(self, method: str, inner: Any) -> Callable[[Any, Context], Awaitable[Any]]:
         async def respond(request: Any, context: Context) -> Any:
@@ -120,6 +125,8 @@ class Around(grpc.aio.ServerInterceptor):
                     await stack.enter_async_context(layer(call))
                 if self._watches_ended is not None and method in WATCHES:
                     raise self._watches_ended
+                if request is UNREADABLE:
+                    raise invalid_parameter([FieldViolation("request", "the bytes are no message of this method")])
                 yield call
         finally:
             self._calls.discard(call)
@@ -129,6 +136,18 @@ class Around(grpc.aio.ServerInterceptor):
         assert task is not None, "grpc.aio runs handlers in tasks"
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _reading(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """grpc answers a failing deserializer with UNKNOWN and the exception's text, and logs its traceback."""
+
+    def read(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError:
+            return UNREADABLE
+
+    return read
 
 
 async def _write(context: Context, message: Any) -> None:
