@@ -134,6 +134,7 @@ class Machine:
             if self.queue.waiting(name):
                 self.residency.want(self.residency.models[name], now)
         self._fresh.clear()
+        self.residency.is_unsettled = False  # to be wanted changes no plan
 
     def _plan(self, now: float) -> None:
         self._serve_returned(now)

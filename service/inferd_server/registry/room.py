@@ -83,8 +83,8 @@ def survey(residency: Residency, wanted: Container[str], now: float) -> Room:
         if instance.state is ModelState.LOADED:
             if not model.pinned and model.successor is None:
                 _sort_loaded(room, victim, instance.loaded_at + residency.limits.min_residency_seconds, now)
-        elif instance.claimed_by or instance.state is ModelState.FAILED:
-            pass
+        elif instance.claimed_by or instance.state in (ModelState.FAILED, ModelState.QUEUED):
+            pass  # spoken for; or failed, and whether its engine ever ends is not known
         elif instance.state is ModelState.UNLOADING:
             room.coming += victim.nbytes
         elif instance.state is ModelState.LOADING and not model.pinned and model.name not in wanted:
