@@ -36,9 +36,13 @@ def state_of(model: model_service_pb2.Model) -> str:
 
 
 def is_at_rest(model: model_service_pb2.Model) -> bool:
-    """Nothing about it goes on: a failed one has given its memory back too."""
-    state = state_of(model)
-    return state in {"UNLOADED", "LOADED"} or (state == "FAILED" and model.memory.charged_bytes == 0)
+    """Nothing about it goes on, and it is charged for at most one generation that serves."""
+    state, memory = state_of(model), model.memory
+    if model.running_requests or model.waiting_requests:
+        return False
+    if state == "LOADED":
+        return bool(memory.charged_bytes == max(memory.estimated_bytes, memory.weights_bytes))
+    return state in {"UNLOADED", "FAILED"} and memory.charged_bytes == 0
 
 
 def policy(
@@ -281,8 +285,7 @@ class Client:
             while True:
                 listed = await self.list()
                 check_ledger(listed)
-                busy = [m for m in listed.models if m.running_requests or m.waiting_requests]
-                if not busy and all(map(is_at_rest, listed.models)):
+                if all(map(is_at_rest, listed.models)):
                     return listed
                 await asyncio.sleep(0.01)
 
