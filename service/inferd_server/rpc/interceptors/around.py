@@ -138,8 +138,10 @@ class Around(grpc.aio.ServerInterceptor):
         task.add_done_callback(self._tasks.discard)
 
 
-def _reading(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+def _reading(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
     """grpc answers a failing deserializer with UNKNOWN and the exception's text, and logs its traceback."""
+    if deserialize is None:
+        return None
 
     def read(data: bytes) -> Any:
         try:
