@@ -8,6 +8,7 @@ import asyncio
 import re
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -120,22 +121,24 @@ class Constraints:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[CompiledGrammar] = loop.create_future()
 
-        def settle(result: CompiledGrammar | None, error: InferdError | None) -> None:
+        def settle(outcome: CompiledGrammar | Exception) -> None:
             self._places.release()
             if future.done():
                 return
-            if error is not None:
-                future.set_exception(error)
-            elif result is not None:
-                future.set_result(result)
+            if isinstance(outcome, Exception):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
 
         def run() -> None:
-            result, error = None, None
+            outcome: CompiledGrammar | Exception = RuntimeError("a compilation broke off; its thread says why")
             try:
-                result = work()
-            except InferdError as failure:
-                error = failure
-            loop.call_soon_threadsafe(settle, result, error)
+                outcome = work()
+            except InferdError as refusal:
+                outcome = refusal
+            finally:
+                with suppress(RuntimeError):  # the loop may be closed by now
+                    loop.call_soon_threadsafe(settle, outcome)
 
         _start_deep(run)
         return await future
@@ -163,9 +166,11 @@ def check_size(constraint: Constraint) -> None:
     """
     size = sum(map(len, constraint.options)) if constraint.kind is ConstraintKind.CHOICE else len(constraint.text)
     limit = MAX_CHARACTERS[constraint.kind]
+    is_choice = constraint.kind is ConstraintKind.CHOICE
     if size > limit:
-        raise _invalid(constraint, f"has {size} characters; at most {limit} are allowed")
-    if constraint.kind is not ConstraintKind.CHOICE:
+        text = f"has {size} characters; at most {limit} are allowed"
+        raise _invalid(constraint, text, ".options" if is_choice else "")
+    if not is_choice:
         return
     if not 1 <= len(constraint.options) <= MAX_OPTIONS:
         raise _invalid(constraint, f"between 1 and {MAX_OPTIONS} strings are allowed", ".options")

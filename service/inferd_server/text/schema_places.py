@@ -7,6 +7,8 @@ from typing import Any
 
 import llguidance
 
+from inferd_server.core.errors import echo
+
 MAX_MULTIPLE = 10_000
 """Largest `multipleOf`, its decimal point left out: its automaton has as many states, and takes as long to build."""
 MAX_TRIALS = 256
@@ -32,7 +34,7 @@ def compile_schema(text: str) -> str:
     _check_multiples(schema)
     error = _error(schema)
     if error:
-        raise ValueError(f"at {_place(schema, error) or 'the top'}: {_brief(error)}")
+        raise ValueError(f"{_at(_place(schema, error))}: {_brief(error)}")
     return _grammar(schema)
 
 
@@ -71,7 +73,8 @@ def _place(root: dict[str, Any], error: str) -> str:
         pointer, part = next(parts, ("", None))
         if part is None:
             break
-        if pointer not in seen and _error(shared | part) == error:
+        leads_back = not seen.isdisjoint({pointer, str(part.get("$ref")).removeprefix("#")})
+        if not leads_back and _error(shared | part) == error:
             place, parts = pointer, _parts(root, part, pointer)
         seen.add(pointer)
     return place
@@ -101,6 +104,10 @@ def _resolved(root: dict[str, Any], reference: str) -> Any:
     return node
 
 
+def _at(place: str) -> str:
+    return f"at {echo(place)}" if place else "at the top"
+
+
 def _escaped(key: str) -> str:
     return key.replace("~", "~0").replace("/", "~1")
 
@@ -113,7 +120,7 @@ def _check_multiples(schema: dict[str, Any]) -> None:
         if isinstance(node, dict):
             multiple = node.get("multipleOf")
             if isinstance(multiple, int | float) and _digits(multiple) > MAX_MULTIPLE:
-                raise ValueError(f"at {place or 'the top'}: multipleOf is finer or larger than can be followed")
+                raise ValueError(f"{_at(place)}: multipleOf is finer or larger than can be followed")
             todo += [(f"{place}/{_escaped(key)}", part) for key, part in node.items()]
         elif isinstance(node, list):
             todo += [(f"{place}/{i}", part) for i, part in enumerate(node)]
