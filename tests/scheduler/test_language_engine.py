@@ -17,6 +17,7 @@ from inferd_server.scheduler import Scheduler
 from support.streams import eventually, read_ids, read_until_error
 
 PROMPTS = [tuple((7 + 31 * i + j * j) % 250 + 7 for j in range(3 + 17 * i % 90)) for i in range(6)]
+LENGTH = 120
 
 
 def greedy(prompt: tuple[int, ...], max_tokens: int, emitted: tuple[int, ...] = ()) -> DecodeRequest:
@@ -25,14 +26,15 @@ def greedy(prompt: tuple[int, ...], max_tokens: int, emitted: tuple[int, ...] = 
 
 @pytest.fixture(scope="module")
 def alone(tiny_model: Path) -> dict[tuple[int, ...], list[int]]:
-    """Sixty greedy tokens behind each prompt, from mlx-lm by itself."""
+    """LENGTH greedy tokens behind each prompt, from mlx-lm by itself."""
     import mlx.core as mx
     from mlx_lm.generate import generate_step
     from mlx_lm.utils import load_model
 
     model, _ = load_model(tiny_model)
     return {
-        prompt: [int(token) for token, _ in generate_step(mx.array(prompt), model, max_tokens=60)] for prompt in PROMPTS
+        prompt: [int(token) for token, _ in generate_step(mx.array(prompt), model, max_tokens=LENGTH)]
+        for prompt in PROMPTS
     }
 
 
@@ -51,7 +53,7 @@ async def test_streamed_tokens_equal_mlx_lm_alone(
     scheduler: Scheduler, alone: dict[tuple[int, ...], list[int]]
 ) -> None:
     for prompt, ids in alone.items():
-        assert await read_ids(scheduler.submit(greedy(prompt, 60))) == ids
+        assert await read_ids(scheduler.submit(greedy(prompt, LENGTH))) == ids
     assert scheduler.weights_nbytes > 0
 
 
@@ -68,7 +70,7 @@ async def test_tokens_are_the_same_while_neighbours_join_and_leave(
 
     async def watched(prompt: tuple[int, ...]) -> None:
         await asyncio.sleep(dice.random() / 50)
-        assert await read_ids(scheduler.submit(greedy(prompt, 60))) == alone[prompt]
+        assert await read_ids(scheduler.submit(greedy(prompt, 60))) == alone[prompt][:60]
 
     await asyncio.gather(*map(watched, PROMPTS), *(neighbour() for _ in range(20)))
     assert (scheduler.statistics().running, scheduler.statistics().waiting) == (0, 0)
@@ -79,15 +81,15 @@ async def test_interrupted_sequences_go_on_with_the_same_tokens(
 ) -> None:
     prompt, ids = PROMPTS[3], []
     for _ in range(3):
-        stream = scheduler.submit(greedy(prompt, 60 - len(ids), tuple(ids)))
+        stream = scheduler.submit(greedy(prompt, LENGTH - len(ids), tuple(ids)))
         first = await anext(stream)
         scheduler.interrupt("rival")
         more, error = await read_until_error(stream)
         assert isinstance(error, Interrupted)
         ids += [*(token.token_id for token in first), *more]
         scheduler.resume()
-    assert 3 <= len(ids) < 60
-    assert [*ids, *await read_ids(scheduler.submit(greedy(prompt, 60 - len(ids), tuple(ids))))] == alone[prompt]
+    assert 3 <= len(ids) < LENGTH
+    assert [*ids, *await read_ids(scheduler.submit(greedy(prompt, LENGTH - len(ids), tuple(ids))))] == alone[prompt]
 
 
 async def test_two_hundred_random_cancels_leave_nothing_behind(
@@ -110,4 +112,4 @@ async def test_two_hundred_random_cancels_leave_nothing_behind(
     assert (statistics.running, statistics.waiting) == (0, 0)
     await eventually(lambda: scheduler.statistics().step_pending_since is None)
     assert scheduler.statistics().cache_nbytes == 0
-    assert await read_ids(scheduler.submit(greedy(PROMPTS[0], 60))) == alone[PROMPTS[0]]
+    assert await read_ids(scheduler.submit(greedy(PROMPTS[0], 60))) == alone[PROMPTS[0]][:60]
