@@ -77,6 +77,17 @@ def test_every_row_of_a_mixed_batch_follows_its_own_penalties(engine: Engine, re
     assert [ids(run(engine, each)[0]) for each in requests] == expected
 
 
+def test_extreme_settings_stay_within_numbers(engine: Engine, reference: Reference) -> None:
+    start = prompt(6)
+    tiny = Sampling(temperature=1e-40, seed=1)
+    harsh = Sampling(temperature=1.0, repetition_penalty=1e-40, frequency_penalty=-3e38, seed=1)
+    huge = Sampling(temperature=1.0, presence_penalty=3e38, logit_bias={7: 3e38}, seed=1)
+    answers = [ids(tokens) for tokens in run(engine, *(request(start, 8, each) for each in (tiny, harsh, huge)))]
+    assert answers[0] == reference.greedy(start, 8)
+    assert set(answers[1]) <= {*start, *answers[1][:1]}
+    assert answers[2][0] == 7
+
+
 def test_penalties_go_on_behind_an_interruption(engine: Engine, reference: Reference) -> None:
     for number, sampling in enumerate(SETTINGS):
         start = prompt(6, seed=number)

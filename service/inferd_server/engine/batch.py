@@ -44,7 +44,7 @@ class DecodeBatch:
         self._model = model
         self._vocabulary_size = vocabulary_size
         self._launches = 0
-        self._next_end = 0
+        self._next_last = 0
         self._drop()
 
     def _drop(self) -> None:
@@ -78,8 +78,7 @@ class DecodeBatch:
         self._settle()
         inputs = mx.array([row.context[-1] for row in rows], dtype=mx.uint32)
         for row in rows:
-            row.first_launch = self._launches
-            row.is_joined = True
+            row.join(self._launches)
         if self._rows:
             if not self._is_merged:
                 self._caches, self._is_merged = cache.merge([self._caches]), True
@@ -129,9 +128,9 @@ class DecodeBatch:
 
     def _settle(self) -> None:
         """Let go of rows that ended, and of those whose last token is under way."""
-        if not self._has_left and self._launches < self._next_end:
+        if not self._has_left and self._launches <= self._next_last:
             return
-        kept = [i for i, row in enumerate(self._rows) if not row.is_done and row.end_launch > self._launches]
+        kept = [i for i, row in enumerate(self._rows) if not row.is_done and row.last_launch >= self._launches]
         self._has_left = False
         if len(kept) == len(self._rows):
             return
@@ -150,7 +149,7 @@ class DecodeBatch:
         requests = [row.request for row in self._rows]
         positions = [row.position(self._launches) for row in self._rows]
         wanted = [request.top_logprobs for request in requests]
-        self._next_end = min(row.end_launch for row in self._rows)
+        self._next_last = min(row.last_launch for row in self._rows)
         self._sampler = Sampler([(r.sampling, p) for r, p in zip(requests, positions, strict=True)])
         is_shaping = any(is_shaped(request.sampling) for request in requests)
         self._shaping = Shaping(self._rows, self._launches, self._vocabulary_size) if is_shaping else None
@@ -187,7 +186,7 @@ class DecodeBatch:
                 token.failure = "the model's logits are not finite"
             elif ids[number] in row.request.end_ids:
                 token.ended = "end_id"
-            elif launch.number + 1 == row.end_launch:
+            elif launch.number == row.last_launch:
                 token.ended = "length"
             if token.ended or token.failure:
                 row.is_done = self._has_left = True

@@ -8,7 +8,6 @@ from inferd_server.core.errors import model_corrupt, model_load_failed, model_un
 from inferd_server.core.model import EngineSettings
 
 from .headers import WeightsError, check_weights
-from .upstream import knows_architecture
 
 
 def check_model_folder(settings: EngineSettings) -> None:
@@ -21,6 +20,9 @@ def check_model_folder(settings: EngineSettings) -> None:
         raise model_load_failed(settings.name, f"the folder of model {settings.name!r} does not exist")
     config = _read_config(settings)
     _check_trust(settings, config)
+    # Imported here: mlx_lm takes a second or two, which only what touches a model should pay.
+    from .upstream import knows_architecture  # noqa: PLC0415
+
     if "model_file" not in config and not knows_architecture(config):
         kind = str(config.get("model_type"))[:64]
         raise model_unsupported(settings.name, f"mlx_lm has no architecture {kind!r} (model_type of config.json)")

@@ -16,8 +16,8 @@ class Row:
         filled: context tokens in the cache so far.
         caches: of this sequence alone, while its prefill goes on.
         history: the context and every token read since, for penalties.
-        first_launch: number of the decode launch that computes the first new token.
-        is_joined: whether it decodes (or did), rather than being in prefill.
+        first_launch: number of the decode launch that computes the first new token; -1 until it joins the batch.
+        last_launch: number of the decode launch that computes the last token it may have.
         is_done: ended, failed or removed; the batch drops it at its next launch.
     """
 
@@ -27,8 +27,8 @@ class Row:
     filled: int = 0
     caches: Caches | None = None
     history: list[int] = field(init=False)
-    first_launch: int = 0
-    is_joined: bool = False
+    first_launch: int = -1
+    last_launch: int = -1
     is_done: bool = False
 
     def __post_init__(self) -> None:
@@ -40,14 +40,19 @@ class Row:
         """Context tokens still to prefill; the last one is left to the decode step."""
         return len(self.context) - 1 - self.filled
 
+    @property
+    def is_joined(self) -> bool:
+        """Whether it decodes (or did), rather than being in prefill."""
+        return self.first_launch >= 0
+
+    def join(self, launch: int) -> None:
+        """Begin to decode with this launch."""
+        self.first_launch = launch
+        self.last_launch = launch + self.request.max_tokens - 1
+
     def position(self, launch: int) -> int:
         """Output position of the token that a decode launch computes."""
         return len(self.request.emitted_ids) + launch - self.first_launch
-
-    @property
-    def end_launch(self) -> int:
-        """Number of the first decode launch that is no longer this row's."""
-        return self.first_launch + self.request.max_tokens
 
     def history_before(self, launch: int) -> list[int]:
         """Every token before the input of a decode launch that is about to happen."""

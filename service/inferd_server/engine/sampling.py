@@ -17,6 +17,8 @@ from inferd_server.core.generation import Sampling
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 MINUS_INFINITY = -float("inf")
+MIN_TEMPERATURE = 1e-5
+"""Below this, float32 could not divide by it; the best token has all the mass long before."""
 
 _categorical = mx.vmap(lambda logits, key: mx.random.categorical(logits, key=key))
 
@@ -70,7 +72,7 @@ class _Group:
         samplings = [sampling for sampling, _ in rows]
         self.numbers = mx.array(numbers)
         self._has_top_p, self._has_min_p, self._has_top_k = _filters(samplings[0])
-        self._temperature = _column([s.temperature for s in samplings])
+        self._temperature = _column([max(s.temperature, MIN_TEMPERATURE) for s in samplings])
         self._top_p = _column([s.top_p for s in samplings])
         self._min_p = _column([max(s.min_p, 1e-30) for s in samplings])
         self._top_k = [s.top_k for s in samplings]

@@ -18,7 +18,8 @@ MAX_REPETITION_WINDOW = 8192
 """A larger window is cut to this: the window is kept for each row on the device."""
 
 LARGEST = float(np.finfo(np.float32).max) / 4
-"""Biases are cut here, so that no sum overflows."""
+"""Biases and changed logits are cut here, so that none is infinite."""
+MIN_REPETITION_PENALTY = 1e-6
 
 
 def is_shaped(sampling: Sampling) -> bool:
@@ -47,7 +48,7 @@ class Shaping:
         self._pick = mx.array(pick)
         self._bias = _bias(samplings, vocabulary_size)
         self._window, self._is_recent = _windows(shaped, launch)
-        self._repetition = _column([s.repetition_penalty if _repeats(s) else 1.0 for s in samplings])
+        self._repetition = _column([_penalty(s) for s in samplings])
         self._counts = _counts(shaped, launch, vocabulary_size)
         self._presence = _column([s.presence_penalty for s in samplings])
         self._frequency = _column([s.frequency_penalty for s in samplings])
@@ -63,7 +64,7 @@ class Shaping:
         if self._counts is not None:
             self._counts = self._counts.at[self._places, newest].add(1)
             shaped = shaped - self._frequency * self._counts - self._presence * (self._counts > 0)
-        return mx.concatenate([logits, shaped])[self._pick]
+        return mx.concatenate([logits, mx.clip(shaped, -LARGEST, LARGEST)])[self._pick]
 
     def _penalise_repetition(self, shaped: Any, newest: Any) -> Any:
         self._window = mx.concatenate([self._window[:, 1:], newest], axis=1)
@@ -76,6 +77,10 @@ class Shaping:
 
 def _repeats(sampling: Sampling) -> bool:
     return sampling.repetition_penalty != 1 and sampling.repetition_window > 0
+
+
+def _penalty(sampling: Sampling) -> float:
+    return max(sampling.repetition_penalty, MIN_REPETITION_PENALTY) if _repeats(sampling) else 1.0
 
 
 def _counts_matter(sampling: Sampling) -> bool:
