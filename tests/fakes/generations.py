@@ -77,7 +77,8 @@ class FakeGenerations:
     Attributes:
         requests: every request that came.
         deadlines: theirs.
-        open: how many streams have not ended; `ends` counts those that have, `finally` blocks included.
+        open: how many streams have not ended; `ends` counts those that have, `clean_ends` those of them whose
+            `finally` was not interrupted.
         cleanup_seconds: how long the end of a stream takes.
     """
 
@@ -87,6 +88,7 @@ class FakeGenerations:
         self.deadlines: list[float | None] = []
         self.open = 0
         self.ends = 0
+        self.clean_ends = 0
         self.cleanup_seconds = 0.0
         self.known_ids: set[str] = set()
         self.tokenized: list[tuple[str, Prompt]] = []
@@ -99,9 +101,13 @@ class FakeGenerations:
             async for event in self.script(request):
                 yield event
         finally:
-            await asyncio.sleep(self.cleanup_seconds)
-            self.open -= 1
-            self.ends += 1
+            try:
+                if self.cleanup_seconds:
+                    await asyncio.sleep(self.cleanup_seconds)
+                self.clean_ends += 1
+            finally:  # a client may leave during the end itself
+                self.open -= 1
+                self.ends += 1
 
     def cancel(self, request_id: str) -> bool:
         return request_id in self.known_ids
