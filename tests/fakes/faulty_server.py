@@ -96,6 +96,20 @@ class FaultyEngine:
             raise RuntimeError("scripted: close")
 
 
+class AlmostDone:
+    """The end of a load that has told all of its progress."""
+
+    def __init__(self, loading: Loading) -> None:
+        self._loading = loading
+
+    def progress(self, done_nbytes: int, total_nbytes: int) -> None:
+        pass
+
+    @property
+    def abandoned(self) -> bool:
+        return self._loading.abandoned
+
+
 def open_faulty_engine(settings: EngineSettings, loading: Loading) -> Engine:
     from inferd_server.engine.language import open_language_engine
 
@@ -106,6 +120,7 @@ def open_faulty_engine(settings: EngineSettings, loading: Loading) -> Engine:
             loading.progress(part, 20)
             if loading.abandoned:
                 raise LoadAbandoned
+        loading = AlmostDone(loading)
     if settings.name.startswith("stuck-load"):
         while _stuck():
             time.sleep(0.02)
