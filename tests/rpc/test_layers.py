@@ -78,6 +78,12 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, str, str, st
     ]
 
 
+async def logged(caplog: pytest.LogCaptureFixture, count: int) -> list[tuple[str, str, str, str, str]]:
+    """The lines, once there are so many: a client may have its answer before the server has written the line."""
+    await eventually(lambda: len(lines(caplog)) >= count)
+    return lines(caplog)
+
+
 async def test_each_call_leaves_one_line_without_its_prompt(world: World, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "inferd.access")
     await world.inference.Generate(pb.GenerateRequest(model="tiny", prompt="a secret", request_id="r-1"))
@@ -88,7 +94,7 @@ async def test_each_call_leaves_one_line_without_its_prompt(world: World, caplog
     await world.health.Check(health_pb2.HealthCheckRequest())
     await world.models.GetModel(model_service_pb2.GetModelRequest(name="small"))
 
-    assert lines(caplog) == [
+    assert sorted(await logged(caplog, 3)) == [
         ("/inferd.v1.InferenceService/Generate", "OK", "", "r-1", "tiny"),
         ("/inferd.v1.InferenceService/StreamGenerate", "RESOURCE_EXHAUSTED", "QUEUE_FULL", "", "tiny"),
         ("/inferd.v1.ModelService/GetModel", "OK", "", "", "small"),
@@ -100,7 +106,7 @@ async def test_each_call_leaves_one_line_without_its_prompt(world: World, caplog
 async def test_an_id_that_the_server_made_is_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "inferd.access")
     await world.inference.Generate(pb.GenerateRequest(model="tiny", prompt="x"))
-    assert lines(caplog)[0][3] == "made-up"
+    assert (await logged(caplog, 1))[0][3] == "made-up"
 
 
 async def test_a_callers_text_can_not_forge_a_line(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -108,7 +114,7 @@ async def test_a_callers_text_can_not_forge_a_line(world: World, caplog: pytest.
     request = pb.GenerateRequest(model="x\ny" * 100, prompt="x", request_id="a\nb")
     with pytest.raises(grpc.aio.AioRpcError):
         await world.inference.Generate(request)
-    (line,) = lines(caplog)
+    (line,) = await logged(caplog, 1)
     assert line[3] == "a\N{REPLACEMENT CHARACTER}b"
     assert "\n" not in line[4]
     assert len(line[4]) == 64
@@ -119,7 +125,7 @@ async def test_probes_are_logged_at_debug(world: World, caplog: pytest.LogCaptur
     await world.health.Check(health_pb2.HealthCheckRequest())
     with pytest.raises(grpc.aio.AioRpcError):
         await world.health.Check(health_pb2.HealthCheckRequest(service="nope"))
-    assert [line[1] for line in lines(caplog)] == ["OK", "NOT_FOUND"]
+    assert [line[1] for line in await logged(caplog, 2)] == ["OK", "NOT_FOUND"]
 
 
 async def test_a_cancel_and_a_deadline_are_told_apart(world: World, caplog: pytest.LogCaptureFixture) -> None:
