@@ -88,3 +88,15 @@ def test_a_row_beyond_the_batch_waits_for_a_place(tiny_model: Path) -> None:
     assert first[:2] == [2, 2]
     assert first[2] > 5
     engine.close()
+
+
+def test_a_row_is_not_computed_beyond_its_last_token(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from inferd_server.engine import batch
+
+    launched: list[object] = []
+    monkeypatch.setattr(batch, "start", lambda *arrays: launched.append(arrays))
+    engine.insert(request([7, 8, 9], 5))
+    engine.insert(request([7, 8], 3))
+    while engine.has_work:
+        engine.step()
+    assert len(launched) == 5
