@@ -1,4 +1,4 @@
-"""Leaving: in queue, in prefill, in decode; by cancel, deadline, closed channel, killed process. The row is free again."""
+"""Leaving, in queue, prefill and decode: by cancel, deadline, closed channel, killed process. The row is free again."""
 
 import asyncio
 import os
@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import grpc
 import pytest

@@ -11,7 +11,7 @@ from inferd_server.core.model import Clock, LoadAbandoned, Loader, ModelEntry, R
 from .inputs import CheckFinished, Died, Input, LoadFailed, LoadFinished, UnloadFailed, UnloadFinished
 from .ledger import InstanceKey
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("inferd.registry")
 
 PROGRESS_SECONDS = 0.1
 """Progress of a load is told at most so often."""

@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from inferd_server.core.errors import InferdError, engine_failed, model_not_found, server_shutdown
+from inferd_server.core.errors import InferdError, Reason, engine_failed, model_not_found, server_shutdown
 from inferd_server.core.generation import Waiting, WaitState
 from inferd_server.core.model import (
     Clock,
@@ -56,9 +56,7 @@ __all__ = [
     "UnloadOutcome",
 ]
 
-log = logging.getLogger(__name__)
-
-PRELOAD_POLICY = ContentionPolicy(Strategy.WAIT)
+log = logging.getLogger("inferd.registry")
 
 
 class Registry:
@@ -89,7 +87,7 @@ class Registry:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._watchers: dict[int, Callable[[ModelSnapshot], None]] = {}
-        self._emptied = asyncio.Event()
+        self._ended = asyncio.Event()
         self._start = clock()
 
     # --- names and leases ----------------------------------------------------------------------------------------
@@ -210,11 +208,14 @@ class Registry:
 
     async def preload(self) -> None:
         """Load the preload entries one after the other, pinned ones first; each ends LOADED or FAILED."""
+        policy = ContentionPolicy(Strategy.WAIT_THEN_FAIL, self._limits.load_timeout_seconds)
         preloads = [model.entry for model in self._machine.residency.models.values() if model.entry.preload]
         for entry in sorted(preloads, key=lambda entry: not entry.pinned):
             try:
-                await self.load(entry.name, PRELOAD_POLICY)
+                await self.load(entry.name, policy)
             except InferdError as error:
+                if error.reason is Reason.SERVER_DRAINING:
+                    return
                 log.error("preload failed: %s", error.message, extra={"model": entry.name, "reason": str(error.reason)})
 
     async def replace_entries(self, entries: Sequence[ModelEntry]) -> None:
@@ -229,12 +230,12 @@ class Registry:
     async def close(self) -> None:
         """End everything: requests with SERVER_SHUTDOWN, loads, engines; returns once all memory is back.
 
-        The caller bounds the wait; the ends go on if it leaves.
+        An engine whose close failed is not waited for. The caller bounds the wait; the ends go on if it leaves.
         """
         self._tell(inputs.Closed(server_shutdown()))
-        while self._machine.residency.open:
-            self._emptied.clear()
-            await self._emptied.wait()
+        while not self._machine.has_ended():
+            self._ended.clear()
+            await self._ended.wait()
         await self._engines.join()
         self._set_timer(math.inf)
         self._waiters.close()
@@ -331,8 +332,8 @@ class Registry:
             self._is_handling = False
         self._set_timer(self._machine.next_wake())
         self._waiters.look()
-        if not self._machine.residency.open:
-            self._emptied.set()
+        if self._machine.has_ended():
+            self._ended.set()
 
     def _set_timer(self, at: float) -> None:
         if at == self._timer_at:
@@ -398,9 +399,8 @@ class Registry:
             self._inbox.append(inputs.Died(name, generation, engine_failed(name)))
 
     def _grant(self, grant: effects.Grant) -> None:
-        entry = self._machine.residency.models[grant.name].entry
         lease = Lease(
-            entry,
+            grant.entry,
             grant.generation,
             self._engines[grant.name, grant.generation],
             grant.record,
