@@ -14,6 +14,7 @@ import mlx.core as mx
 from inferd_server.core.generation import Token, TokenLogprob
 
 from . import caches as cache
+from .constraining import Constraining
 from .device import start
 from .logprobs import Logprobs
 from .row import Row
@@ -53,6 +54,7 @@ class DecodeBatch:
         self._is_merged = False
         self._inputs: Any = None
         self._launched: _Launch | None = None
+        self._constraining: Constraining | None = None
         self._has_left = False
 
     def __len__(self) -> int:
@@ -110,7 +112,7 @@ class DecodeBatch:
 
     def launch(self) -> None:
         """Launch a model call, with none under way."""
-        self._launched = self._launch()
+        self._launched = self._draw(self._forward())
 
     def read(self) -> list[Token]:
         """Wait for the model call under way and return its tokens."""
@@ -118,10 +120,20 @@ class DecodeBatch:
         return self._read(arrived) if arrived else []
 
     def step(self) -> list[Token]:
-        """Launch the next model call, then return the tokens of the one before."""
+        """Launch the next model call, then return the tokens of the one before.
+
+        A constrained row's token can't be drawn before the one ahead of it was read: there the model runs ahead alone,
+        and computes while masks are made.
+        """
         arrived, self._launched = self._launched, None
-        self._launched = self._launch()
-        return self._read(arrived) if arrived else []
+        logits = self._forward()
+        if self._constraining is None or arrived is None or logits is None:
+            self._launched = self._draw(logits)
+            return self._read(arrived) if arrived else []
+        start(logits)
+        tokens = self._read(arrived)
+        self._launched = self._draw(logits)
+        return tokens
 
     def _everyone(self) -> Sequence[Row]:
         return [*self._rows, *(self._launched.rows if self._launched else ())]
@@ -153,15 +165,23 @@ class DecodeBatch:
         self._sampler = Sampler([(r.sampling, p) for r, p in zip(requests, positions, strict=True)])
         is_shaping = any(is_shaped(request.sampling) for request in requests)
         self._shaping = Shaping(self._rows, self._launches, self._vocabulary_size) if is_shaping else None
+        is_constrained = any(row.matcher is not None for row in self._rows)
+        self._constraining = Constraining(self._rows, self._vocabulary_size) if is_constrained else None
         self._logprobs = None if wanted == [None] * len(wanted) else Logprobs(wanted, self._vocabulary_size)
 
-    def _launch(self) -> _Launch | None:
+    def _forward(self) -> Any:
+        """Call the model for the rows that go on: logits [rows, vocabulary], lazy; None without rows."""
         self._settle()
         if not self._rows:
             return None
-        logits = self._model(self._inputs[:, None], cache=self._caches)[:, -1]
+        return self._model(self._inputs[:, None], cache=self._caches)[:, -1]
+
+    def _draw(self, logits: Any) -> _Launch | None:
+        """Launch what remains of a model call: everything from its logits to its tokens."""
+        if not self._rows:
+            return None
         shaped = self._shaping(logits, self._inputs) if self._shaping else logits
-        tokens = self._sampler(shaped)
+        tokens = self._sampler(self._constraining(shaped) if self._constraining else shaped)
         launch = _Launch(self._launches, tuple(self._rows), tokens, mx.max(logits, axis=-1))
         if self._logprobs:
             launch.logprobs, launch.logprob_arrays = self._logprobs, self._logprobs.compute(logits, tokens)
@@ -184,13 +204,16 @@ class DecodeBatch:
             token = Token(row.uid, ids[number], logprobs.get(number))
             if not are_sound and not math.isfinite(peaks[number]):
                 token.failure = "the model's logits are not finite"
+            elif row.failure:
+                token.failure = row.failure
             elif ids[number] in row.request.end_ids:
                 token.ended = "end_id"
             elif launch.number == row.last_launch:
                 token.ended = "length"
             if token.ended or token.failure:
                 row.is_done = self._has_left = True
-            row.history.append(token.token_id)
+            else:
+                row.take(token.token_id)
             tokens.append(token)
         if self._has_left and all(each.is_done for each in self._everyone()):
             self._drop()

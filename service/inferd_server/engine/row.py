@@ -1,7 +1,9 @@
 """One sequence inside the engine."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from inferd_server.core.constraints import ConstraintBroken, Matcher
 from inferd_server.core.generation import DecodeRequest
 
 from .caches import Caches
@@ -19,6 +21,8 @@ class Row:
         first_launch: number of the decode launch that computes the first new token; -1 until it joins the batch.
         last_launch: number of the decode launch that computes the last token it may have.
         is_done: ended, failed or removed; the batch drops it at its next launch.
+        matcher: what the next token has to satisfy, where the output is constrained.
+        failure: why it can't go on although it is not done yet; told with its next token.
     """
 
     uid: int
@@ -30,10 +34,28 @@ class Row:
     first_launch: int = -1
     last_launch: int = -1
     is_done: bool = False
+    matcher: Matcher | None = None
+    failure: str = ""
 
     def __post_init__(self) -> None:
         self.context = (*self.request.prompt_ids, *self.request.emitted_ids)
         self.history = list(self.context)
+        if self.request.grammar is not None:
+            self.matcher = self.request.grammar.matcher()
+            self._match(self.request.emitted_ids)
+
+    def take(self, token_id: int) -> None:
+        """Note a token that was read and is not the last."""
+        self.history.append(token_id)
+        if self.matcher is not None:
+            self._match((token_id,))
+
+    def _match(self, ids: Sequence[int]) -> None:
+        assert self.matcher is not None
+        try:
+            self.matcher.accept(ids)
+        except ConstraintBroken as broken:
+            self.failure = str(broken)
 
     @property
     def unfilled(self) -> int:
