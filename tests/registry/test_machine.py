@@ -502,6 +502,51 @@ def test_a_head_that_is_due_is_passed_by_no_preemption() -> None:
     assert head in w.leases
 
 
+def test_no_preemption_takes_the_room_that_a_due_head_is_about_to_drain() -> None:
+    w = world(drain=1.0, residency=10.0)
+    w.hold("c", WAIT)
+    w.advance(10.0)
+    w.hold("a", WAIT)  # too young to be drained
+    w.ask(wants("e", WAIT))
+    w.run_checks()
+    w.advance(2.0)
+    w.ask(wants("d", PREEMPT))
+    w.run_checks()
+    assert not w.interrupted
+    w.advance(8.0)
+    assert (state(w, "a"), state(w, "c")) == (ModelState.DRAINING, ModelState.DRAINING)
+
+
+def test_a_head_that_no_drain_can_help_holds_nobody_up() -> None:
+    w = world(drain=1.0, d={"pinned": True})
+    w.hold("d", WAIT)
+    w.hold("a", WAIT)
+    w.ask(wants("e", WAIT))
+    w.run_checks()
+    w.advance(2.0)
+    w.ask(wants("b", WAIT))
+    w.run_checks()
+    w.advance(1.0)
+    assert state(w, "a") is ModelState.DRAINING
+    w.ask(wants("b", PREEMPT))
+    assert w.interrupted == {("a", 1)}
+
+
+def test_a_model_that_drains_for_long_holds_no_later_ticket_up() -> None:
+    w = world(drain=1.0)
+    w.hold("c", WAIT)
+    w.hold("a", WAIT)
+    w.unload("c", UnloadMode.DRAIN)
+    w.ask(wants("c", WAIT))
+    number = w.ask(wants("b", WAIT))
+    w.run_checks()
+    w.advance(2.0)
+    assert state(w, "a") is ModelState.DRAINING
+    w.release(1 + min(w.leases))
+    w.run()
+    assert number in w.leases
+
+
 # --- failures ----------------------------------------------------------------------------------------------------
 
 
@@ -538,6 +583,9 @@ def test_a_check_that_fails_evicts_nothing() -> None:
     w = world()
     w.release(w.hold("a", WAIT))
     number = w.ask(wants("b"))
+    w.unload("d", UnloadMode.DRAIN)
+    w.cancel(w.ask(wants("d")))  # plans are made again meanwhile
+    assert state(w, "a") is ModelState.LOADED
     w.finish_check(("b", 1), model_corrupt("b", "config.json", "unreadable"))
     assert reason(w, number) is Reason.MODEL_CORRUPT
     assert (state(w, "a"), state(w, "b")) == (ModelState.LOADED, ModelState.FAILED)
@@ -572,6 +620,15 @@ def test_a_model_larger_than_its_estimate_gets_the_rest_from_idle_models() -> No
     assert state(w, "a") is ModelState.LOADING
     assert {name for name, _ in w.unloads} == {"c"}
     w.run()
+    assert number in w.leases
+    assert w.machine.residency.ledger.used_nbytes == 8 * MIB
+
+
+def test_a_model_larger_than_its_estimate_is_admitted_at_once_where_there_is_room() -> None:
+    w = world()
+    number = w.ask(wants("a"))
+    w.run_checks()
+    w.finish_load(("a", 1), 8 * MIB)
     assert number in w.leases
     assert w.machine.residency.ledger.used_nbytes == 8 * MIB
 
@@ -685,6 +742,17 @@ def test_idle_unload_comes_after_the_last_use_and_spares_the_pinned() -> None:
     pinned.release(pinned.hold("a", WAIT))
     pinned.advance(100.0)
     assert state(pinned, "a") is ModelState.LOADED
+
+
+def test_an_unload_is_answered_when_the_memory_is_back_and_not_before() -> None:
+    w = world()
+    w.release(w.hold("a", WAIT))
+    order = w.unload("a", UnloadMode.DRAIN)
+    assert order in w.orders
+    w.finish_unload(("a", 1))
+    assert w.answered[order] == effects.AnswerUnload(order, 6 * MIB)
+    again = w.unload("a", UnloadMode.DRAIN)
+    assert w.answered[again] == effects.AnswerUnload(again, 0)
 
 
 def test_if_idle_refuses_the_pinned_and_the_busy_and_what_is_on_its_way() -> None:

@@ -1,6 +1,8 @@
 """The machine under random histories: every promise of World.check holds after every input, and nobody is forgotten."""
 
-from hypothesis import HealthCheck, settings
+import os
+
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from registry.world import World
@@ -128,11 +130,15 @@ class MachineRules(RuleBasedStateMachine):
             self.world.settle_down()
 
 
+# Shrinking takes long, and whoever plants bugs only wants to know whether they are caught.
+PHASES = (Phase.generate,) if os.environ.get("INFERD_TESTS_SHRINK") == "no" else tuple(Phase)
+
 MachineRules.TestCase.settings = settings(
     max_examples=250,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
+    phases=PHASES,
     suppress_health_check=list(HealthCheck),
 )
 TestMachineRules = MachineRules.TestCase

@@ -199,6 +199,9 @@ async def test_a_failed_end_keeps_its_bytes_charged_and_others_serve_on(loader: 
     assert caught.value.reason is Reason.ENGINE_FAILED
     assert (state(registry, "a"), registry.model("a").charged_nbytes) == (ModelState.FAILED, 6 * MIB)
     (await registry.acquire(wants("small"))).release()
+    async with asyncio.timeout(2):
+        await registry.close()  # it does not wait for what will never come
+    assert registry.model("small").charged_nbytes == 0
 
 
 async def test_unload_waits_until_the_memory_is_back_and_tells_what_came_back(
@@ -338,4 +341,36 @@ async def test_preloads_load_and_a_failed_one_does_not_stop_the_next(loader: Fak
     registry = Registry(entries, loader, RegistryLimits(10 * MIB, WAIT))
     await registry.preload()
     assert (state(registry, "a"), state(registry, "b")) == (ModelState.FAILED, ModelState.LOADED)
+    await registry.close()
+
+
+async def test_a_lease_names_the_entry_that_its_instance_was_loaded_with(loader: FakeLoader) -> None:
+    registry = Registry([entry("a", revision="1")], loader, RegistryLimits(10 * MIB, WAIT))
+    (await registry.acquire(wants("a"))).release()
+    await registry.replace_entries([entry("a", revision="2", aliases=("new",))])
+    lease = registry.lease_now(wants(registry.resolve("new").name))
+    assert lease is not None
+    assert lease.entry.revision == "1"
+    lease.release()
+    await registry.load("a", reload=True)
+    async with await registry.acquire(wants("a")) as lease:
+        assert (lease.entry.revision, lease.generation) == ("2", 2)
+    await registry.close()
+
+
+async def test_a_removed_model_is_told_to_watchers_and_an_alias_can_be_pointed_elsewhere(loader: FakeLoader) -> None:
+    registry = Registry([entry("a", aliases=("chat",)), entry("b")], loader, RegistryLimits(10 * MIB, WAIT))
+    lease = await registry.acquire(wants(registry.resolve("chat").name))
+    told: list[ModelSnapshot] = []
+    unsubscribe = registry.subscribe(told.append)
+    await registry.replace_entries([entry("b", aliases=("chat",))])
+    assert registry.resolve("chat").name == "b"
+    with pytest.raises(InferdError) as caught:
+        registry.resolve("a")
+    assert caught.value.reason is Reason.MODEL_NOT_FOUND
+    assert caught.value.facts["configured_models"] == "b"
+    assert lease.resident is loader.residents["a"]
+    lease.release()
+    await until(lambda: any(snapshot.removed for snapshot in told))
+    unsubscribe()
     await registry.close()

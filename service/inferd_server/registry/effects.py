@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from inferd_server.core.errors import InferdError
-from inferd_server.core.model import ModelState
+from inferd_server.core.model import ModelEntry, ModelState
 
 from .lease import LeaseRecord
 
@@ -15,6 +15,7 @@ class Grant:
     ticket: int
     name: str
     generation: int
+    entry: ModelEntry
     record: LeaseRecord
     waited_seconds: float
     loading_seconds: float
@@ -105,12 +106,12 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A model's state or generation changed; `removed`: it left the registry."""
+    """A model's state or generation changed; `removed`: what it was before it left the registry."""
 
     name: str
     state: ModelState
     state_since: float
-    removed: bool = False
+    removed: ModelEntry | None = None
 
 
 Effect = (

@@ -17,6 +17,7 @@ class EngineLife(StrEnum):
     OPENING = "opening"
     OPEN = "open"
     CLOSING = "closing"
+    LOST = "lost"  # its end could not be proved
 
 
 class Cause(StrEnum):
@@ -44,6 +45,7 @@ class Instance:
 
     name: str
     since: float
+    entry: ModelEntry  # as it was when the load started
     generation: int = 0
     state: ModelState = ModelState.UNLOADED
     engine: EngineLife = EngineLife.ABSENT

@@ -148,6 +148,7 @@ class Loads:
     def fail_unload(self, failed: inputs.UnloadFailed, now: float) -> None:
         """An end that is not proved: the bytes stay charged and the model stays failed."""
         instance = self._found(failed.name, failed.generation)
+        instance.engine = EngineLife.LOST
         if instance.state is ModelState.UNLOADING:
             self._residency.fail(instance, Event.UNLOAD_FAILED, failed.error, now)
         model = self._residency.models[failed.name]

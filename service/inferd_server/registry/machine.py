@@ -72,6 +72,10 @@ class Machine:
         preempts = policy.strategy is Strategy.PREEMPT
         return self.placement.probe(self.residency.models[name], preempts=preempts, now=now)
 
+    def has_ended(self) -> bool:
+        """Whether no engine holds memory any more, but those whose end can't be proved."""
+        return all(instance.engine is EngineLife.LOST for instance in self.residency.open.values())
+
     def admits(self, name: str) -> bool:
         """Whether a lease on the model would be granted at once."""
         model = self.residency.models.get(name)
@@ -240,8 +244,9 @@ class Machine:
         self.residency.lend(instance, record, now)
         self._leases[number] = instance
         loading = max(0.0, min(now, instance.loaded_at) - max(asked_at, instance.load_started_at))
+        waited = now - asked_at
         self.residency.effects.append(
-            Grant(number, instance.name, instance.generation, record, now - asked_at, min(loading, now - asked_at))
+            Grant(number, *instance.key, instance.entry, record, waited, min(loading, waited))
         )
 
     def _serve(self, model: Model, now: float) -> None:

@@ -63,7 +63,7 @@ class Placement:
             if group.outlook is Outlook.BLOCKED:
                 self._wake(self._take_stock(now).youth_ends_at, now)
                 self._refuse_impatient(group, now)
-            if head is None and group.outlook in (Outlook.BLOCKED, Outlook.CHECKING) and group.tickets:
+            if head is None and self._is_held_up(group, now):
                 head = group
         return self._wake_at
 
@@ -180,7 +180,19 @@ class Placement:
             return False
         if head is None:
             return True
-        return head.head_priority <= group.head_priority and not self._is_due(head, now)
+        if head.head_priority > group.head_priority:
+            return False
+        return not self._is_due(head, now)
+
+    def _is_held_up(self, group: Group, now: float) -> bool:
+        """Whether room is kept for a group: it waits, not for requests of its own model, and waiting can help it."""
+        if not group.tickets or group.outlook not in (Outlook.BLOCKED, Outlook.CHECKING):
+            return False
+        model = self._residency.models[group.model]
+        if model.state in (ModelState.DRAINING, ModelState.PREEMPTING):
+            return False
+        fixed_nbytes = self._take_stock(now).fixed_nbytes
+        return self._residency.ledger.limit_nbytes - fixed_nbytes >= model.need_nbytes
 
     def _is_due(self, group: Group, now: float) -> bool:
         patience_seconds = self._residency.limits.drain_busy_after_seconds

@@ -275,7 +275,7 @@ class Registry:
     def _find(self, name: str) -> Model:
         model = self._machine.residency.models.get(self._names.get(name, ""))
         if model is None:
-            raise model_not_found(name, self._machine.residency.models)
+            raise model_not_found(name, set(self._names.values()))
         return model
 
     def _memory_snapshot(self) -> MemorySnapshot:
@@ -425,11 +425,12 @@ class Registry:
     def _report(self, change: effects.Changed) -> None:
         if not self._watchers:
             return
+        since = self._unix(change.state_since)
         model = self._machine.residency.models.get(change.name)
-        if model is None:
-            return
-        snapshot = self._model_snapshot(model)
-        self._publish(replace(snapshot, state=change.state, state_time=self._unix(change.state_since)))
+        if change.removed is not None:
+            self._publish(ModelSnapshot(change.removed, change.state, since, removed=True))
+        elif model is not None:
+            self._publish(replace(self._model_snapshot(model), state=change.state, state_time=since))
 
     def _note_progress(self, name: str) -> None:
         model = self._machine.residency.models.get(name)

@@ -70,7 +70,7 @@ class Residency:
         gone = all(instance.engine is EngineLife.ABSENT for instance in model.instances())
         if model.removed and gone:
             del self.models[model.name]
-            self.effects.append(Changed(model.name, model.state, model.current.since, removed=True))
+            self.effects.append(Changed(model.name, model.state, model.current.since, removed=model.entry))
 
     # --- wanted, checked, loaded ---------------------------------------------------------------------------------
 
@@ -102,8 +102,9 @@ class Residency:
         """Reserve and load the next generation: in place of nothing, or beside a current one that serves."""
         instance = model.current
         if instance.state is not ModelState.QUEUED:
-            instance = model.successor = Instance(model.name, now, state=ModelState.QUEUED)
+            instance = model.successor = Instance(model.name, now, model.entry, state=ModelState.QUEUED)
         model.generations += 1
+        instance.entry = model.entry
         instance.generation = model.generations
         instance.load_started_at = instance.last_used_at = now
         instance.engine = EngineLife.OPENING
@@ -316,4 +317,4 @@ class Residency:
 
 def new_model(entry: ModelEntry, now: float) -> Model:
     """A model that has never been loaded."""
-    return Model(entry, Instance(entry.name, now), entry.pinned)
+    return Model(entry, Instance(entry.name, now, entry), entry.pinned)

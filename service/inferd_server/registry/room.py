@@ -30,6 +30,7 @@ class Room:
         idle: can be evicted now, least recently used first; then loads that nobody waits for.
         busy: unpinned and serving: idle sooner or later.
         awaited_nbytes: of each instance that is in use, or on its way, and will not be for ever.
+        fixed_nbytes: of the pinned, and of engines that failed and have not ended: no wait brings them back.
         immovable_nbytes: of instances that no preemption ever moves, as things stand.
         youth_ends_at: when the first unpinned instance will be old enough to be evicted.
     """
@@ -39,6 +40,7 @@ class Room:
     idle: list[Victim] = field(default_factory=list)
     busy: list[Victim] = field(default_factory=list)
     awaited_nbytes: list[int] = field(default_factory=list)
+    fixed_nbytes: int = 0
     immovable_nbytes: int = 0
     youth_ends_at: float = math.inf
     _idle_nbytes: int | None = None
@@ -80,11 +82,13 @@ def survey(residency: Residency, wanted: Container[str], now: float) -> Room:
         model = residency.models[instance.name]
         if is_immovable(instance, model):
             room.immovable_nbytes += victim.nbytes
+        if model.pinned or instance.state in (ModelState.FAILED, ModelState.QUEUED):
+            room.fixed_nbytes += victim.nbytes
         if instance.state is ModelState.LOADED:
             if not model.pinned and model.successor is None:
                 _sort_loaded(room, victim, instance.loaded_at + residency.limits.min_residency_seconds, now)
         elif instance.claimed_by or instance.state in (ModelState.FAILED, ModelState.QUEUED):
-            pass  # spoken for; or failed, and whether its engine ever ends is not known
+            pass  # spoken for; or failed, and whether its engine ever ends nobody knows
         elif instance.state is ModelState.UNLOADING:
             room.coming += victim.nbytes
         elif instance.state is ModelState.LOADING and not model.pinned and model.name not in wanted:

@@ -1,0 +1,244 @@
+"""Bugs to plant in the registry's pure rooms: each must be caught by the tests of these rooms.
+
+Run one by hand: `python tests/registry/planted_bugs.py NUMBER`; all of them: `make test-long`.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+TESTS = ("test_parts.py", "test_machine.py", "test_fairness.py", "test_machine_rules.py")
+
+
+class Bug(NamedTuple):
+    """Replace `before`, which occurs exactly once in `file`, by `after`."""
+
+    name: str
+    file: str
+    before: str
+    after: str
+
+
+BUGS = (
+    Bug(
+        "evicts most recently used first",
+        "room.py",
+        "room.idle.sort(key=lambda",
+        "room.idle.sort(reverse=True, key=lambda",
+    ),
+    Bug(
+        "spares least recently used first", "planner.py", "for candidate in reversed(taken):", "for candidate in taken:"
+    ),
+    Bug("spares nobody", "planner.py", "if candidate.nbytes <= surplus:", "if candidate.nbytes < 0:"),
+    Bug("plans one byte short", "planner.py", "surplus = -missing_nbytes", "surplus = 1 - missing_nbytes"),
+    Bug(
+        "later tickets delay the head",
+        "placement.py",
+        "if head is None or not self._delays(",
+        "if True or not self._delays(",
+    ),
+    Bug(
+        "nobody passes the head",
+        "placement.py",
+        "if head is None or not self._delays(",
+        "if head is None and not self._delays(",
+    ),
+    Bug(
+        "evicts the young",
+        "room.py",
+        "if youth_ends_at <= now and not victim.instance.leases:",
+        "if not victim.instance.leases:",
+    ),
+    Bug(
+        "interrupts the young",
+        "room.py",
+        "    if youth_ends_at <= now:\n        room.busy",
+        "    if True:\n        room.busy",
+    ),
+    Bug(
+        "evicts the pinned",
+        "room.py",
+        "if not model.pinned and model.successor is None:",
+        "if model.successor is None:",
+    ),
+    Bug("interrupts those nobody may", "room.py", "    if instance.unpreemptible:\n        return math.inf\n", ""),
+    Bug(
+        "never spares a request from its rival", "policy.py", "if len(recent) <= PREEMPTIONS_BY_ONE_RIVAL:", "if True:"
+    ),
+    Bug(
+        "highest priority is preempted first",
+        "room.py",
+        "max((record.request.priority for",
+        "-max((record.request.priority for",
+    ),
+    Bug(
+        "most work is lost first",
+        "room.py",
+        "sum(record.request.work_done() for",
+        "-sum(record.request.work_done() for",
+    ),
+    Bug(
+        "freed room is offered to anybody",
+        "room.py",
+        "return max(0, claim.need_nbytes -",
+        "return 0 * max(0, claim.need_nbytes -",
+    ),
+    Bug("no drain for fairness", "placement.py", "return due_at <= now", "return False"),
+    Bug(
+        "a drain never becomes a preemption",
+        "placement.py",
+        "                if moment <= now:\n                    self._residency.preempt",
+        "                if False:\n                    self._residency.preempt",
+    ),
+    Bug(
+        "a due head is passed by preemptions",
+        "placement.py",
+        "return head.head_priority <= group.head_priority and not self._is_due(head, now)",
+        "return True",
+    ),
+    Bug(
+        "evicts before the check",
+        "placement.py",
+        "if model.check is not Check.PASSED or model.retiring:",
+        "if model.retiring:",
+    ),
+    Bug(
+        "loads while the last engine lingers",
+        "placement.py",
+        "return model.current.engine is EngineLife.ABSENT",
+        "return True",
+    ),
+    Bug("interrupted tickets fail like others", "policy.py", "if interrupted:", "if False:"),
+    Bug(
+        "preempt never fails",
+        "policy.py",
+        "fails_when_blocked=strategy is Strategy.PREEMPT",
+        "fails_when_blocked=False",
+    ),
+    Bug("aging favours the young", "policy.py", "return arrived_at - priority", "return -arrived_at - priority"),
+    Bug("the backoff never grows", "policy.py", "2.0 ** min(failures - 1, 30)", "2.0 ** 0"),
+    Bug(
+        "a victim is not returned to service",
+        "residency.py",
+        "            else:\n                self.return_to_service(instance, now)",
+        "",
+    ),
+    Bug(
+        "closes under a lease",
+        "residency.py",
+        "        if not instance.leases:\n            self.change(instance, Event.UNLOAD_STARTED",
+        "        if True:\n            self.change(instance, Event.UNLOAD_STARTED",
+    ),
+    Bug(
+        "releases bytes when the unload starts",
+        "residency.py",
+        "        instance.engine = EngineLife.CLOSING\n",
+        "        instance.engine = EngineLife.CLOSING\n        self.ledger.settle(instance.key, 0)\n        self.ledger._entries[instance.key] = type(self.ledger._entries[instance.key])(0)\n",
+    ),
+    Bug(
+        "charges the estimate only",
+        "ledger.py",
+        "max(self._entries[key].nbytes, measured_nbytes)",
+        "self._entries[key].nbytes",
+    ),
+    Bug(
+        "a failed load keeps its waiters",
+        "loads.py",
+        "            if not reloads_only or ticket.wants_reload:",
+        "            if ticket.wants_reload:",
+    ),
+    Bug(
+        "a failure is never forgotten",
+        "residency.py",
+        "        model.failure = None\n        self.counters.loads += 1",
+        "        self.counters.loads += 1",
+    ),
+    Bug("a load without tickets is never abandoned", "room.py", "    room.idle += unwanted\n", ""),
+    Bug(
+        "a load with tickets is abandoned",
+        "room.py",
+        "and not model.pinned and model.name not in wanted:",
+        "and not model.pinned:",
+    ),
+    Bug(
+        "a load never times out",
+        "deadlines.py",
+        "self._alarms.set(now + self._residency.limits.load_timeout_seconds, LoadDeadline(name, generation))",
+        "pass",
+    ),
+    Bug(
+        "tickets time out while their model loads",
+        "deadlines.py",
+        "return ticket is not None and not self._residency.models[ticket.model].is_loading",
+        "return ticket is not None",
+    ),
+    Bug(
+        "a pinned model is unloaded when idle",
+        "deadlines.py",
+        "<= 0 or model.pinned or model.successor",
+        "<= 0 or model.successor",
+    ),
+    Bug(
+        "idle time counts from the load",
+        "deadlines.py",
+        "max(instance.last_used_at + seconds",
+        "max(instance.loaded_at + seconds",
+    ),
+    Bug(
+        "a drain order serves later tickets too",
+        "unloading.py",
+        "return min((order.last_ticket for",
+        "return max((math.inf for",
+    ),
+    Bug(
+        "an unload answers before the end",
+        "unloading.py",
+        "if not order.generations and not order.waits_for_load]",
+        "if not order.waits_for_load]",
+    ),
+    Bug(
+        "a lost growth is not made room for",
+        "loads.py",
+        "if growth <= max(0, unowned_nbytes(self._residency)):",
+        "if growth <= 0:",
+    ),
+    Bug(
+        "an older generation still admits",
+        "residency.py",
+        "        if older.state is ModelState.LOADED:\n            self.drain(older, Cause.RELOAD, now)",
+        "        pass",
+    ),
+)
+
+
+def plant(bug: Bug, folder: Path) -> Path:
+    """A copy of the server's sources with the bug in it; returns the folder to import from."""
+    service = folder / "service"
+    shutil.copytree(ROOT / "service", service, ignore=shutil.ignore_patterns("__pycache__"))
+    path = service / "inferd_server" / "registry" / bug.file
+    source = path.read_text()
+    assert source.count(bug.before) == 1, f"{bug.name}: {source.count(bug.before)} places in {bug.file}"
+    path.write_text(source.replace(bug.before, bug.after))
+    return service
+
+
+def is_caught(bug: Bug) -> bool:
+    """Whether a test fails with the bug planted."""
+    with tempfile.TemporaryDirectory() as folder:
+        service = plant(bug, Path(folder))
+        environment = {**os.environ, "PYTHONPATH": str(service), "INFERD_TESTS_SHRINK": "no"}
+        tests = [str(ROOT / "tests" / "registry" / name) for name in TESTS]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout=60", *tests]
+        run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert run.returncode in (0, 1), run.stdout + run.stderr
+        return run.returncode == 1
+
+
+if __name__ == "__main__":
+    for index in map(int, sys.argv[1:]):
+        print(index, "caught" if is_caught(BUGS[index]) else "SURVIVES", BUGS[index].name)
