@@ -19,7 +19,8 @@ from inferd.v1 import inference_service_pb2 as pb
 from inferd.v1 import inference_service_pb2_grpc, model_service_pb2
 from inferd_server.core.errors import reader_stalled
 from inferd_server.core.generation import Event, GenerationRequest
-from inferd_server.rpc.interceptors.around import _write
+from inferd_server.rpc.interceptors.around import Around, _write
+from inferd_server.rpc.interceptors.call import Call, current_call
 from inferd_server.rpc.listening import split_host_port
 from inferd_server.rpc.server import ListenSettings, Server, Services, server_options
 from inferd_server.serving.lifecycle import Lifecycle
@@ -242,3 +243,30 @@ async def test_a_failing_write_waits_for_its_cancellation_before_anything_is_cle
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_an_end_during_the_first_write_waits_for_it_and_one_before_or_after_does_not() -> None:
+    """grpc would send the metadata twice and leave the RPC open."""
+    writing, written = asyncio.Event(), asyncio.Event()
+    calls: list[Call] = []
+
+    class Slow:
+        async def write(self, message: object) -> None:
+            writing.set()
+            await written.wait()
+
+    async def two_messages(request: object, context: object) -> AsyncIterator[str]:
+        calls.append(current_call())
+        yield "first"
+        yield "second"
+
+    respond = Around([])._stream("/a.Service/Method", two_messages)
+    task = asyncio.ensure_future(respond(None, Slow()))  # type: ignore[arg-type]
+    await writing.wait()
+    calls[0].end(reader_stalled(1))
+    await asyncio.sleep(0.05)
+    assert not task.done()
+    written.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert calls[0].ending is not None

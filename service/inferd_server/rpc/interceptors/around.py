@@ -106,8 +106,13 @@ class Around(grpc.aio.ServerInterceptor):
             async with self._open(method, request, context) as call, aclosing(inner(request, context)) as messages:
                 async for message in messages:
                     call.writing_since = self._clock()
+                    call.is_opening = not call.has_written
                     await _write(context, message)
                     call.writing_since = None
+                    call.is_opening = False
+                    call.has_written = True
+                    if call.ending is not None:
+                        raise asyncio.CancelledError
 
         return respond
 

@@ -21,6 +21,8 @@ class Call:
         model: the name asked for; safe to log.
         code, reason: how it ended; set by interceptors/edge.py.
         is_answered: an error status is on its way.
+        is_opening: the first write is pending. grpc notes only after it that the metadata went out, and an abort
+            meanwhile would send them again and leave the RPC open; so `end` then takes effect when it is done.
         writing_since: when the write now pending began, by the clock of interceptors/around.py; None between writes.
     """
 
@@ -34,6 +36,8 @@ class Call:
         self.reason = ""
         self.writing_since: float | None = None
         self.is_answered = False
+        self.is_opening = False
+        self.has_written = False
         self.ending: InferdError | None = None
         self._task = asyncio.current_task()
 
@@ -49,7 +53,8 @@ class Call:
         """
         if self.ending is None and not self.is_answered and self._task is not None:
             self.ending = error
-            self._task.cancel()
+            if not self.is_opening:
+                self._task.cancel()
 
     def take_ending(self) -> InferdError | None:
         """The error of `end`, if the cancellation just caught was its."""
