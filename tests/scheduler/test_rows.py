@@ -118,6 +118,18 @@ async def test_a_row_given_away_during_a_step_is_emptied_before_it_is_filled(ope
     assert engine.most_rows == 2
 
 
+async def test_all_that_waits_is_applied_before_the_next_step(open_scheduler: OpenScheduler) -> None:
+    engine = ScriptedEngine()
+    scheduler = await open_scheduler(engine)
+    engine.gate.clear()
+    readers = [asyncio.ensure_future(read(scheduler.submit(request(3, max_tokens=2))))]
+    await eventually(engine.in_step.is_set)
+    readers += [asyncio.ensure_future(read(scheduler.submit(request(4 + i, max_tokens=2)))) for i in range(20)]
+    engine.gate.set()
+    await asyncio.gather(*readers)
+    assert engine.steps == 3
+
+
 async def test_closing_before_the_engine_saw_the_insert_still_removes_it(open_scheduler: OpenScheduler) -> None:
     engine = ScriptedEngine()
     scheduler = await open_scheduler(engine)

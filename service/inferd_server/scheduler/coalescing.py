@@ -12,7 +12,7 @@ class Tick:
     period_seconds: float
     members: int = 0
     ticked_at: float = float("-inf")
-    held: set[Stream] = field(default_factory=set)
+    held: dict[Stream, None] = field(default_factory=dict)  # a set that keeps its order
 
     @property
     def due_at(self) -> float:
@@ -44,7 +44,7 @@ class Ticks:
     def leave(self, stream: Stream) -> None:
         """A stream that joined gave its row back."""
         tick = self._ticks[stream.coalesce_seconds]
-        tick.held.discard(stream)
+        tick.held.pop(stream, None)
         tick.members -= 1
         if not tick.members:
             del self._ticks[stream.coalesce_seconds]
@@ -54,7 +54,7 @@ class Ticks:
         if not stream.has_emitted:
             stream.release()
         elif stream.waiting_tokens >= self._interval_tokens:
-            self._ticks[stream.coalesce_seconds].held.add(stream)
+            self._ticks[stream.coalesce_seconds].held[stream] = None
 
     def release(self, now: float) -> float | None:
         """Release what is due; returns when something held is due next, or None."""

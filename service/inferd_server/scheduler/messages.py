@@ -10,11 +10,10 @@ from inferd_server.core.generation import DecodeRequest, Token
 
 @dataclass(frozen=True, slots=True)
 class Insert:
-    """Start a sequence. `is_eager`: each of its tokens is announced at once (no coalescing)."""
+    """Start a sequence; `Inserted` or `Rejected` answers."""
 
     number: int
     request: DecodeRequest
-    is_eager: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,7 +171,7 @@ class Scheduler:
             stream = self._waiting.pop()
             self._running[stream.number] = stream
             self._ticks.join(stream)
-            self._worker.send(Insert(stream.number, stream.request, is_eager=stream.coalesce_seconds <= 0))
+            self._worker.send(Insert(stream.number, stream.request))
             stream.admit()
         if self._running and self._watchdog is None:
             self._watch()

@@ -51,7 +51,6 @@ class Worker:
         self._uids: dict[int, int] = {}
         self._numbers: dict[int, int] = {}
         self._fresh: set[int] = set()
-        self._eager: set[int] = set()
         self._failed_steps = 0
         self._cache_read_at = float("-inf")
         self._is_stopping = False
@@ -173,8 +172,6 @@ class Worker:
             return
         self._uids[command.number], self._numbers[uid] = uid, command.number
         self._fresh.add(uid)
-        if command.is_eager:
-            self._eager.add(uid)
         self.outbox.append(Inserted(command.number, uid))  # no call: it only matters in front of the first token
 
     def _step(self) -> None:
@@ -200,8 +197,8 @@ class Worker:
             self.cache_nbytes = self._engine.cache_nbytes
 
     def _has_urgent(self, tokens: list[Token]) -> bool:
-        """Whether a first token, an end or a token of an eager sequence is among them; ended ones are forgotten."""
-        fresh, is_urgent = self._fresh, bool(self._eager)
+        """Whether a first token or an end is among them; sequences that ended are forgotten."""
+        fresh, is_urgent = self._fresh, False
         for token in tokens:
             if token.uid in fresh:
                 fresh.remove(token.uid)
@@ -220,7 +217,6 @@ class Worker:
         uid = self._uids.pop(number)
         del self._numbers[uid]
         self._fresh.discard(uid)
-        self._eager.discard(uid)
         return uid
 
     def _post(self, report: Report, *, is_urgent: bool) -> None:
