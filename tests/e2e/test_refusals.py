@@ -202,8 +202,6 @@ NEEDS: list[tuple[str, dict[str, Any]]] = [
     ("vision", {"chat": gen.ChatInput(messages=[gen.ChatMessage(role=gen.ROLE_USER, parts=[IMAGE])])}),
     ("audio", {"chat": gen.ChatInput(messages=[gen.ChatMessage(role=gen.ROLE_USER, parts=[AUDIO])])}),
     ("tools", {"chat": chat(*USER, tools=[TOOL])}),
-    ("constraints", {"prompt": "x", "output": gen.OutputOptions(constraint=gen.OutputConstraint(regex="a+"))}),
-    ("constraints", {"prompt": "x", "output": gen.OutputOptions(constraint=gen.OutputConstraint(json_schema="{}"))}),
 ]
 
 

@@ -2,7 +2,9 @@
 
 import json
 import math
+from typing import Any
 
+import pytest
 from google.protobuf.duration_pb2 import Duration
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from inferd.v1 import generation_pb2 as gen
 from inferd.v1 import inference_service_pb2 as pb
 from inferd.v1 import model_service_pb2
+from inferd_server.core.constraints import Constraint, ConstraintKind
 from inferd_server.core.generation import (
     Delta,
     Finished,
@@ -100,6 +103,20 @@ def test_an_unset_coalesce_time_is_not_zero() -> None:
     zero = convert.to_generation_request(pb.StreamGenerateRequest(stream=pb.StreamOptions(coalesce_ms=0)), SERVER)
     some = convert.to_generation_request(pb.StreamGenerateRequest(stream=pb.StreamOptions(coalesce_ms=25)), SERVER)
     assert (unset.coalesce_seconds, zero.coalesce_seconds, some.coalesce_seconds) == (None, 0.0, 0.025)
+
+
+@pytest.mark.parametrize(
+    ("message", "constraint"),
+    [
+        ({"json_schema": "{}"}, Constraint(ConstraintKind.JSON_SCHEMA, "{}")),
+        ({"regex": "a+"}, Constraint(ConstraintKind.REGEX, "a+")),
+        ({"lark_grammar": 'start: "x"'}, Constraint(ConstraintKind.LARK_GRAMMAR, 'start: "x"')),
+        ({"choice": {"options": ["a", "b"]}}, Constraint(ConstraintKind.CHOICE, options=("a", "b"))),
+    ],
+)
+def test_a_constraint_of_each_kind_is_understood(message: dict[str, Any], constraint: Constraint) -> None:
+    assert convert.to_output(gen.OutputOptions(constraint=gen.OutputConstraint(**message))).constraint == constraint
+    assert convert.to_output(gen.OutputOptions()).constraint is None
 
 
 logprobs = st.builds(TokenLogprob, uint32, floats, st.lists(st.tuples(uint32, floats), max_size=3).map(tuple))

@@ -77,6 +77,7 @@ BAD = [
     (constraint(regex=""), "output.constraint.regex"),
     (constraint(choice=gen.OutputConstraint.Choices()), "output.constraint.choice.options"),
     (constraint(choice=gen.OutputConstraint.Choices(options=["a", ""])), "output.constraint.choice.options[1]"),
+    ({**constraint(regex="a"), "stop": gen.StopOptions(ignore_eos=True)}, "stop.ignore_eos"),
     ({"prompt": ""}, "prompt"),
     ({"prompt": None}, "input"),
     ({"prompt": None, "tokens": gen.TokenInput()}, "tokens.ids"),
@@ -197,11 +198,10 @@ async def test_media_are_a_missing_capability(world: World, part: str, capabilit
     assert facts_of(error) == {"model": "tiny", "capability": capability}
 
 
-async def test_tools_and_constraints_are_missing_capabilities(world: World) -> None:
+async def test_tools_are_a_missing_capability(world: World) -> None:
     message = gen.ChatMessage(role=gen.ROLE_USER, parts=[gen.ContentPart(text="hi")])
     chat = gen.ChatInput(messages=[message], tools=[gen.Tool(name="f", parameters_json="{}")])
     assert facts_of(await refused(world, prompt=None, chat=chat))["capability"] == "tools"
-    assert facts_of(await refused(world, **constraint(regex="a+")))["capability"] == "constraints"
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await world.inference.Tokenize(pb.TokenizeRequest(model="tiny", chat=chat))
     assert facts_of(caught.value)["capability"] == "tools"

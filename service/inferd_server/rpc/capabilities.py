@@ -12,7 +12,7 @@ MEDIA = {"image": "vision", "audio": "audio", "video": "video"}
 
 
 def check_capabilities(message: GenerationMessage | inference_service_pb2.TokenizeRequest, entry: ModelEntry) -> None:
-    """Refuse the first thing that can't be served: media, tools, an output constraint.
+    """Refuse the first thing that can't be served: media, tools.
 
     Raises:
         InferdError: CAPABILITY_MISSING.
@@ -26,8 +26,6 @@ def _needs(message: GenerationMessage | inference_service_pb2.TokenizeRequest) -
     """(capability, field that needs it)."""
     if message.WhichOneof("input") == "chat":
         yield from _chat_needs(message.chat)
-    if not isinstance(message, inference_service_pb2.TokenizeRequest) and message.output.HasField("constraint"):
-        yield "constraints", "output.constraint"
 
 
 def _chat_needs(chat: generation_pb2.ChatInput) -> Iterator[tuple[str, str]]:

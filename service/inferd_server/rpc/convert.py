@@ -1,6 +1,7 @@
 """Requests from the wire into core words, and events back. Requests have passed rpc/validate.py before."""
 
 from inferd.v1 import generation_pb2, inference_service_pb2
+from inferd_server.core.constraints import Constraint, ConstraintKind
 from inferd_server.core.generation import (
     ChatPrompt,
     Delta,
@@ -101,12 +102,21 @@ def to_stop(stop: generation_pb2.StopOptions) -> StopChoices:
 
 
 def to_output(output: generation_pb2.OutputOptions) -> OutputChoices:
-    """What to return; a constraint is no part of it yet (rpc/capabilities.py refuses it)."""
+    """What to return, and what it has to satisfy."""
     return OutputChoices(
         token_ids=output.token_ids,
         top_logprobs=output.top_logprobs if output.HasField("top_logprobs") else None,
         rendered_prompt=output.rendered_prompt,
+        constraint=to_constraint(output.constraint) if output.HasField("constraint") else None,
     )
+
+
+def to_constraint(constraint: generation_pb2.OutputConstraint) -> Constraint:
+    """A checked constraint."""
+    kind = ConstraintKind(constraint.WhichOneof("constraint"))
+    if kind is ConstraintKind.CHOICE:
+        return Constraint(kind, options=tuple(constraint.choice.options))
+    return Constraint(kind, getattr(constraint, kind))
 
 
 def to_scheduling(scheduling: generation_pb2.SchedulingOptions, server_policy: ContentionPolicy) -> SchedulingChoices:

@@ -42,7 +42,7 @@ def check_generation(message: GenerationMessage, entry: ModelEntry, info: Server
     check_sampling(message.sampling, violations)
     check_stop(message.stop, violations)
     check_vocabulary(message, entry, violations)
-    check_output(message.output, violations)
+    check_output(message.output, message.stop, violations)
     check_scheduling(message.scheduling, info, violations)
     violations.check_length(message.session_id, "session_id", MAX_SESSION_ID_CHARACTERS)
     if isinstance(message, inference_service_pb2.StreamGenerateRequest):

@@ -99,12 +99,16 @@ def check_stop(stop: generation_pb2.StopOptions, violations: Violations) -> None
     violations.require(claim, "stop.token_ids", f"at most {MAX_STOP_TOKENS} ids are allowed")
 
 
-def check_output(output: generation_pb2.OutputOptions, violations: Violations) -> None:
-    """Few alternatives; a constraint that says something."""
+def check_output(
+    output: generation_pb2.OutputOptions, stop: generation_pb2.StopOptions, violations: Violations
+) -> None:
+    """Few alternatives; a constraint that says something, and whose output may end."""
     claim = output.top_logprobs <= MAX_TOP_LOGPROBS
     violations.require(claim, "output.top_logprobs", f"at most {MAX_TOP_LOGPROBS} alternatives are allowed")
     if output.HasField("constraint"):
         _check_constraint(output.constraint, violations)
+        claim = not stop.ignore_eos
+        violations.require(claim, "stop.ignore_eos", "a constrained output has to be able to end")
 
 
 def _check_constraint(constraint: generation_pb2.OutputConstraint, violations: Violations) -> None:

@@ -6,6 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum
 
+from inferd_server.core.constraints import Grammar
 from inferd_server.core.errors import InferdError, preempted, request_timeout
 from inferd_server.core.generation import (
     DecodeRequest,
@@ -41,6 +42,7 @@ class PreparedPrompt:
     limit: LengthLimit
     end_ids: frozenset[int]
     assembly: Assembly
+    grammar: Grammar | None = None
 
 
 class Stage(Enum):
@@ -202,6 +204,7 @@ class Generation:
             end_ids=prepared.end_ids,
             emitted_ids=tuple(emitted),
             top_logprobs=self.request.output.top_logprobs,
+            grammar=prepared.grammar,
         )
         asked = self.request.coalesce_seconds
         coalesce_seconds = self._options.coalesce_seconds if asked is None else asked

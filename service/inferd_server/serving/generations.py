@@ -19,6 +19,7 @@ from inferd_server.core.errors import (
 from inferd_server.core.generation import ChatPrompt, Event, GenerationRequest, Prompt, RawPrompt, TokenPrompt
 from inferd_server.core.model import Clock, ModelEntry
 from inferd_server.registry.registry import Registry
+from inferd_server.text.constraints import Constraints
 from inferd_server.text.texts import Texts
 from inferd_server.text.tokenizer import Tokenizer
 
@@ -49,6 +50,7 @@ class Generations:
     ) -> None:
         self._registry = registry
         self._texts = texts
+        self._constraints = Constraints()
         self._options = options
         self._clock = clock
         self._in_flight: dict[str, Generation] = {}
@@ -156,6 +158,9 @@ class Generations:
         rendered, ids = await _encode(tokenizer, request.prompt, entry.context_length)
         check_prompt_ids(request.prompt, ids, entry)
         limit = length_limit(request.stop, len(ids), entry)
+        constraint = request.output.constraint
+        grammar = None if constraint is None else await self._constraints.compile(tokenizer, constraint)
+        detokenizer = tokenizer.detokenizer(keeps_space=constraint is not None)
         stop_ids = frozenset(request.stop.token_ids)
         return PreparedPrompt(
             ids=tuple(ids),
@@ -163,7 +168,8 @@ class Generations:
             sampling=resolve_sampling(request.sampling, entry.defaults, secrets.randbits(64)),
             limit=limit,
             end_ids=stop_ids if request.stop.ignore_eos else stop_ids | tokenizer.end_ids,
-            assembly=Assembly(tokenizer.detokenizer(), request.stop.sequences, stop_ids, request.output, limit.reason),
+            assembly=Assembly(detokenizer, request.stop.sequences, stop_ids, request.output, limit.reason),
+            grammar=grammar,
         )
 
     def _check_queue(self, generation: Generation) -> None:
