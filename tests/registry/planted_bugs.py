@@ -98,8 +98,20 @@ BUGS = (
     Bug(
         "a due head is passed by preemptions",
         "placement.py",
-        "return head.head_priority <= group.head_priority and not self._is_due(head, now)",
+        "return not self._is_due(head, now)",
         "return True",
+    ),
+    Bug(
+        "a head that waiting can't help holds others up",
+        "placement.py",
+        "return self._residency.ledger.limit_nbytes - fixed_nbytes >= model.need_nbytes",
+        "return True",
+    ),
+    Bug(
+        "a model that drains holds others up",
+        "placement.py",
+        "if model.state in (ModelState.DRAINING, ModelState.PREEMPTING):\n            return False",
+        "if False:\n            return False",
     ),
     Bug(
         "evicts before the check",
@@ -138,7 +150,7 @@ BUGS = (
         "releases bytes when the unload starts",
         "residency.py",
         "        instance.engine = EngineLife.CLOSING\n",
-        "        instance.engine = EngineLife.CLOSING\n        self.ledger.settle(instance.key, 0)\n        self.ledger._entries[instance.key] = type(self.ledger._entries[instance.key])(0)\n",
+        "        instance.engine = EngineLife.CLOSING\n        self.ledger.release(instance.key)\n",
     ),
     Bug(
         "charges the estimate only",

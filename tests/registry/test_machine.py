@@ -593,22 +593,22 @@ def test_a_check_that_fails_evicts_nothing() -> None:
 
 def test_a_load_that_takes_too_long_fails_its_waiters_and_stays_charged_until_it_has_ended() -> None:
     w = world()
-    number = w.ask(wants("a"))
+    number = w.ask(wants("c"))
     w.run_checks()
     w.advance(60.0)
     assert reason(w, number) is Reason.LOAD_TIMEOUT
-    assert w.loads == {("a", 1): True}
-    assert w.machine.residency.ledger.used_nbytes == 6 * MIB
+    assert w.loads == {("c", 1): True}
+    assert w.machine.residency.ledger.used_nbytes == 4 * MIB
     w.advance(1000.0)
-    assert reason(w, w.ask(wants("a"))) is Reason.LOAD_TIMEOUT  # its end is not proved
-    again = w.load("a", WAIT)
+    assert reason(w, w.ask(wants("c"))) is Reason.LOAD_TIMEOUT  # its end is not proved
+    again = w.load("c", WAIT)
     w.run_checks()
     assert len(w.loads) == 1
-    w.finish_load(("a", 1))  # it ended well after all: nobody wants that instance any more
-    assert w.unloads == {("a", 1)}
+    w.finish_load(("c", 1))  # it ended well after all: nobody wants that instance any more
+    assert w.unloads == {("c", 1)}
     w.run()
     assert again in w.answered
-    assert w.machine.residency.models["a"].current.generation == 2
+    assert w.machine.residency.models["c"].current.generation == 2
 
 
 def test_a_model_larger_than_its_estimate_gets_the_rest_from_idle_models() -> None:

@@ -10,6 +10,7 @@ from registry.world import World
 from fakes.resident import MIB, entry
 from inferd_server.core.errors import engine_failed, model_load_failed
 from inferd_server.core.model import ContentionPolicy, Strategy, UnloadMode
+from inferd_server.registry import inputs
 from inferd_server.registry.lease import LeaseRequest
 from inferd_server.registry.policy import RegistryLimits
 
@@ -116,6 +117,12 @@ class MachineRules(RuleBasedStateMachine):
     @rule(name=names, mode=st.sampled_from(UnloadMode), seconds=st.sampled_from([None, 0.5, 3.0]))
     def unload(self, name, mode, seconds) -> None:
         self.world.unload(name, mode, seconds)
+
+    @rule(removed=st.sets(names, max_size=2))
+    def replace_entries(self, removed) -> None:
+        """A new configuration without some of the models; the next one has them again."""
+        entries = [entry(name, mib) for name, mib in SIZES.items() if name not in removed]
+        self.world.tell(inputs.EntriesReplaced(tuple(entries)))
 
     @rule(seconds=st.sampled_from([0.1, 0.5, 1.0, 2.0, 5.0, 30.0, 61.0]))
     def advance(self, seconds) -> None:

@@ -9,9 +9,8 @@ import itertools
 import logging
 import math
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from inferd_server.core.errors import InferdError, Reason, engine_failed, model_not_found, server_shutdown
 from inferd_server.core.generation import Waiting, WaitState
@@ -20,7 +19,6 @@ from inferd_server.core.model import (
     ContentionPolicy,
     Loader,
     ModelEntry,
-    ModelState,
     Resident,
     Strategy,
     UnloadMode,
@@ -28,9 +26,10 @@ from inferd_server.core.model import (
 
 from . import effects, inputs
 from .engines import Engines
-from .instances import Failure, Model
+from .instances import Model
 from .lease import Lease, LeaseRequest
 from .machine import Machine
+from .observer import Observer
 from .policy import RegistryLimits
 from .snapshot import (
     LoadOutcome,
@@ -75,10 +74,9 @@ class Registry:
         self._machine = Machine(entries, limits)
         self._limits = limits
         self._clock = clock
-        self._epoch = wall_clock() - clock()  # added to the machine's times: unix seconds
-        self._active_nbytes = active_nbytes
         self._names = _names(entries)
         self._engines = Engines(loader, self._tell, self._note_progress, clock, active_nbytes)
+        self._observer = Observer(self._machine, self._engines, clock, wall_clock, active_nbytes)
         self._waiters = Waiters(self._waiting, clock)
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[object]] = {}
@@ -86,9 +84,7 @@ class Registry:
         self._is_handling = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
-        self._watchers: dict[int, Callable[[ModelSnapshot], None]] = {}
         self._ended = asyncio.Event()
-        self._start = clock()
 
     # --- names and leases ----------------------------------------------------------------------------------------
 
@@ -173,20 +169,20 @@ class Registry:
         self._tell(inputs.LoadWanted(number, model.name, wanted_policy, pin, reload))
         if detach and not answer.done():
             answer.add_done_callback(_retrieve)
-            return LoadOutcome(self._model_snapshot(model), self._memory_snapshot())
+            return LoadOutcome(self._observer.model(model), self._observer.memory())
         try:
             done = await self._answer(number, answer)
         except asyncio.CancelledError:
             self._tell(inputs.Cancel(number))
             raise
         assert isinstance(done, effects.AnswerLoad)
-        return LoadOutcome(self.model(model.name), self._memory_snapshot(), done.evicted, done.load_seconds)
+        return LoadOutcome(self.model(model.name), self._observer.memory(), done.evicted, done.load_seconds)
 
     def _validate(self, model: Model, policy: ContentionPolicy) -> LoadOutcome:
         probe = self._machine.probe(model.name, policy, self._clock())
         return LoadOutcome(
-            self._model_snapshot(model),
-            self._memory_snapshot(),
+            self._observer.model(model),
+            self._observer.memory(),
             evicted=probe.evicted,
             fits=probe.fits,
             missing_nbytes=probe.missing_nbytes,
@@ -204,7 +200,7 @@ class Registry:
         self._tell(inputs.UnloadWanted(number, model.name, mode, drain_timeout_seconds))
         done = await self._answer(number, answer)
         assert isinstance(done, effects.AnswerUnload)
-        return UnloadOutcome(self._model_snapshot(model), done.freed_nbytes)
+        return UnloadOutcome(self._observer.model(model), done.freed_nbytes)
 
     async def preload(self) -> None:
         """Load the preload entries one after the other, pinned ones first; each ends LOADED or FAILED."""
@@ -244,8 +240,7 @@ class Registry:
 
     def snapshot(self) -> RegistrySnapshot:
         """Every model by name, and the budget, at one moment."""
-        models = sorted(self._machine.residency.models.values(), key=lambda model: model.name)
-        return RegistrySnapshot(tuple(map(self._model_snapshot, models)), self._memory_snapshot())
+        return self._observer.everything()
 
     def model(self, name: str) -> ModelSnapshot:
         """One model, by name or alias.
@@ -253,68 +248,21 @@ class Registry:
         Raises:
             InferdError: MODEL_NOT_FOUND.
         """
-        return self._model_snapshot(self._find(name))
+        return self._observer.model(self._find(name))
 
     def subscribe(self, callback: Callable[[ModelSnapshot], None]) -> Callable[[], None]:
         """Be told each change of state and progress of loads, on the loop; returns what ends it."""
-        number = next(self._numbers)
-        self._watchers[number] = callback
-        return lambda: self._watchers.pop(number, None) and None
+        return self._observer.subscribe(callback)
 
     def statistics(self) -> RegistryStatistics:
         """Frozen figures for metrics."""
-        residency = self._machine.residency
-        return RegistryStatistics(
-            memory=self._memory_snapshot(),
-            waiting=len(self._machine.queue),
-            leases=sum(len(instance.leases) for instance in residency.open.values()),
-            states=Counter(model.state for model in residency.models.values()),
-            counters=replace(residency.counters),
-        )
+        return self._observer.statistics()
 
     def _find(self, name: str) -> Model:
         model = self._machine.residency.models.get(self._names.get(name, ""))
         if model is None:
             raise model_not_found(name, set(self._names.values()))
         return model
-
-    def _memory_snapshot(self) -> MemorySnapshot:
-        ledger = self._machine.residency.ledger
-        return MemorySnapshot(
-            limit_nbytes=ledger.limit_nbytes,
-            used_nbytes=ledger.used_nbytes,
-            reserved_nbytes=ledger.reserved_nbytes,
-            ceiling_nbytes=self._limits.ceiling_nbytes,
-            active_nbytes=self._active_nbytes(),
-        )
-
-    def _model_snapshot(self, model: Model) -> ModelSnapshot:
-        instances = model.instances()
-        figures = [self._engines.statistics(instance.key) for instance in instances]
-        failure, current = model.failure, model.current
-        loading = model.successor or current
-        return ModelSnapshot(
-            entry=model.entry,
-            state=model.state,
-            state_time=self._unix(current.since if current.since else self._start),
-            load_progress=1.0 if model.state is ModelState.LOADED else self._engines.progress(loading.key),
-            last_error=None if failure is None else self._last_error(failure),
-            generation=current.generation,
-            charged_nbytes=sum(map(self._machine.residency.nbytes, instances)),
-            weights_nbytes=current.weights_nbytes,
-            estimated_nbytes=model.entry.estimated_bytes,
-            cache_nbytes=sum(figure.cache_nbytes for figure in figures),
-            pinned=model.pinned,
-            running=sum(figure.running for figure in figures),
-            waiting=self._machine.queue.waiting(model.name) + sum(figure.waiting for figure in figures),
-            last_used_time=self._unix(current.last_used_at) if current.last_used_at else 0.0,
-        )
-
-    def _last_error(self, failure: Failure) -> tuple[str, str, float]:
-        return str(failure.error.reason), failure.error.message, self._unix(failure.at)
-
-    def _unix(self, moment: float) -> float:
-        return moment + self._epoch
 
     # --- inputs --------------------------------------------------------------------------------------------------
 
@@ -389,7 +337,7 @@ class Registry:
             case effects.Abort(name, generation, error):
                 self._act(name, generation, lambda resident: resident.abort(error))
             case effects.Changed():
-                self._report(effect)
+                self._observer.report(effect)
 
     def _act(self, name: str, generation: int, action: Callable[[Resident], None]) -> None:
         try:
@@ -422,28 +370,9 @@ class Registry:
             answer.set_result(outcome)
         return True
 
-    def _report(self, change: effects.Changed) -> None:
-        if not self._watchers:
-            return
-        since = self._unix(change.state_since)
-        model = self._machine.residency.models.get(change.name)
-        if change.removed is not None:
-            self._publish(ModelSnapshot(change.removed, change.state, since, removed=True))
-        elif model is not None:
-            self._publish(replace(self._model_snapshot(model), state=change.state, state_time=since))
-
     def _note_progress(self, name: str) -> None:
-        model = self._machine.residency.models.get(name)
-        if model is not None:
-            self._publish(self._model_snapshot(model))
+        self._observer.report_progress(name)
         self._waiters.look()
-
-    def _publish(self, snapshot: ModelSnapshot) -> None:
-        for callback in list(self._watchers.values()):
-            try:
-                callback(snapshot)
-            except Exception:  # the effect runner's wall: one watcher's failure is not the registry's
-                log.exception("a watcher failed", extra={"model": snapshot.entry.name})
 
     def _waiting(self, number: int) -> Waiting | None:
         facts = self._machine.waiting(number)
