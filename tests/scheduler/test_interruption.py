@@ -187,3 +187,24 @@ async def test_abort_does_not_wait_for_a_hanging_step(open_scheduler: OpenSchedu
     with pytest.raises(InferdError, match="unloaded"):
         await read(stream)
     assert scheduler.statistics().running == 0
+
+
+async def test_a_failing_stream_says_so_once_though_nobody_reads_it_and_a_good_end_says_nothing(
+    open_scheduler: OpenScheduler,
+) -> None:
+    scheduler = await open_scheduler(ScriptedEngine(max_rows=1))
+    told: list[str] = []
+    running, queued = (scheduler.submit(request(5, max_tokens=100_000)) for _ in range(2))
+    running.on_failure = lambda: told.append("running")
+    queued.on_failure = lambda: told.append("queued")
+    await running.admitted()
+    scheduler.interrupt("rival")
+    await eventually(lambda: len(told) == 2)
+    for stream in (running, queued):
+        await stream.aclose()
+    scheduler.resume()
+    good = scheduler.submit(request(6))
+    good.on_failure = lambda: told.append("good")
+    await read(good)
+    await asyncio.sleep(0)
+    assert sorted(told) == ["queued", "running"]

@@ -1,6 +1,7 @@
 """Clients that contend for the room of one server, over its socket: what they sent, what came back, and when."""
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
@@ -27,8 +28,8 @@ LONG = 3900
 
 def serving_with_faults(config: Path, **environ: str) -> AbstractContextManager[ServerProcess]:
     """A server whose engines fail or dawdle as told (fakes/faulty_server.py)."""
-    tests = str(Path(__file__).parents[1])
-    return serving(config, program=("-m", "fakes.faulty_server"), PYTHONPATH=tests, **environ)
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    return serving(config, program=("-m", "fakes.faulty_server"), PYTHONPATH=path, **environ)
 
 
 def state_of(model: model_service_pb2.Model) -> str:
@@ -213,10 +214,12 @@ class Answer:
 class Client:
     """One client: its channel, and short words for what tests do."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, **options: int) -> None:
         # A pool of its own: channels of one process share a connection otherwise.
-        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
-        self.channel = grpc.aio.insecure_channel(address, options=options)
+        options = {"use_local_subchannel_pool": 1, "enable_retries": 0, **options}
+        self.channel = grpc.aio.insecure_channel(
+            address, options=[(f"grpc.{name}", value) for name, value in options.items()]
+        )
         self.inference: Any = inference_service_pb2_grpc.InferenceServiceStub(self.channel)
         self.models: Any = model_service_pb2_grpc.ModelServiceStub(self.channel)
         self._answers: list[Answer] = []

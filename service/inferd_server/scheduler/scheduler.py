@@ -288,10 +288,10 @@ class Scheduler:
         self._is_dead = True
         error = engine_failed(self._settings.name)
         self._refusal = error
+        self._loop.call_soon(self._on_death, error.with_facts())  # before any stream's `on_failure`
         self._end_all(error)
         self._worker.stop()
         self._stop_timers()
-        self._loop.call_soon(self._on_death, error.with_facts())
 
     def _stop_timers(self) -> None:
         for timer in (self._tick_timer, self._watchdog):

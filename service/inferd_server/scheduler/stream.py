@@ -14,6 +14,10 @@ class Stream:
 
     The reader's side is `admitted`, iteration and `aclose`; the rest is the scheduler's. Tokens wait in `_tokens`;
     the reader gets them once they are released (coalescing), all at once.
+
+    Attributes:
+        on_failure: called soon after the stream ended with an error or `Interrupted`, even if the reader is stuck
+            elsewhere with tokens still to take.
     """
 
     def __init__(
@@ -24,6 +28,7 @@ class Stream:
         self.coalesce_seconds = coalesce_seconds
         self.uid: int | None = None  # once the engine has it
         self.has_emitted = False
+        self.on_failure: Callable[[], None] | None = None
         self._on_close = on_close
         self._tokens: list[Token] = []
         self._logprobs = 0
@@ -123,6 +128,8 @@ class Stream:
         if not self._is_ended:
             self._is_ended = True
             self._error = error
+            if error is not None and self.on_failure is not None:
+                asyncio.get_running_loop().call_soon(self.on_failure)
         self.release()
         self._wake()
 

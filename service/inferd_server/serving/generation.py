@@ -87,6 +87,7 @@ class Generation:
         self._deadline = deadline
         self._stopwatch = Stopwatch(clock)
         self._preemptions = 0
+        self._was_handed_back = False  # by a preemption, running or not yet admitted: it asks as one interrupted
         self._preemptions_by: tuple[tuple[str, float], ...] = ()
         self._error: InferdError | None = None
         self._acquiring: Acquiring | None = None
@@ -175,6 +176,8 @@ class Generation:
         self.check_ended()
         async with aclosing(self._submit(prepared, lease)) as stream:
             self._stream = stream
+            # A model that is preempted, unloaded or dead gets its lease back even while the reader takes nothing.
+            stream.on_failure = lease.release
             if self.stage is Stage.PREPARING:
                 self.stage = Stage.WAITING
             try:
@@ -218,7 +221,7 @@ class Generation:
             priority=scheduling.priority,
             preemptible=scheduling.preemptible,
             load_if_needed=scheduling.load_if_needed,
-            interrupted=self.stage is Stage.INTERRUPTED,
+            interrupted=self._was_handed_back,
             work_done=self._work_done,
             preemptions=self._preemptions_by,
         )
@@ -243,6 +246,7 @@ class Generation:
         )
         if not may_resume:
             raise preempted(self.entry.name, signal.by_model)
+        self._was_handed_back = True
         if self.stage is Stage.RUNNING:
             self._preemptions += 1
             self.stage = Stage.INTERRUPTED

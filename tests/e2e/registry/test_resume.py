@@ -161,6 +161,25 @@ async def test_queued_behind_rows_a_request_survives_the_preemption(client: Clie
         assert len((await member.result()).ids) == 40
 
 
+async def test_not_yet_admitted_when_its_model_is_preempted_a_request_waits_whatever_its_strategy(
+    client: Client,
+) -> None:
+    """It had its lease: it is not refused for room now, and does not preempt the preemptor in turn."""
+    crowd = [client.ask("a", 60, prompt=f"{n}") for n in range(64)]
+    await crowd[-1].tokens(1)
+    queued = [client.ask("a", 5, contention=policy(name), waiting_events=True) for name in ("fail", "preempt")]
+    for answer in queued:
+        await answer.waits("QUEUED")
+    preemptor = client.ask("b", 100, contention=PREEMPT)
+    assert (await preemptor.result()).finished.preemptions == 0
+    for answer in queued:
+        output = await answer.result()
+        assert len(output.ids) == 5
+        assert output.finished.preemptions == 0
+    for member in crowd:
+        await member.result()
+
+
 async def test_the_deadline_goes_on_while_interrupted(client: Client) -> None:
     victim = client.ask("a", 3000, timeout=3.0)
     await victim.tokens(5)
