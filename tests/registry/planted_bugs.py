@@ -137,8 +137,14 @@ BUGS = (
     Bug(
         "a victim is not returned to service",
         "residency.py",
-        "            else:\n                self.return_to_service(instance, now)",
-        "",
+        "                self.return_to_service(instance, now)\n\n    def _forget",
+        "                pass\n\n    def _forget",
+    ),
+    Bug(
+        "a drain of the server ends interrupted requests",
+        "machine.py",
+        "            if not ticket.is_interrupted:",
+        "            if True:",
     ),
     Bug(
         "closes under a lease",

@@ -6,7 +6,7 @@ import pytest
 from registry.world import World, reason
 
 from fakes.resident import MIB, entry
-from inferd_server.core.errors import Reason, engine_failed, model_corrupt
+from inferd_server.core.errors import Reason, engine_failed, model_corrupt, server_draining
 from inferd_server.core.generation import WaitState
 from inferd_server.core.model import ContentionPolicy, ModelState, Strategy, UnloadMode
 from inferd_server.registry import effects, inputs
@@ -824,6 +824,24 @@ def test_a_request_for_a_model_on_its_way_out_waits_and_gets_the_next_generation
 
 
 # --- the end -----------------------------------------------------------------------------------------------------
+
+
+def test_the_end_of_waiting_ends_every_ticket_but_those_of_interrupted_requests_which_count_as_running() -> None:
+    w = world()
+    holder = w.hold("a", WAIT)
+    number = w.ask(wants("b"))
+    interrupted = w.ask(wants("b", interrupted=True))
+    w.tell(inputs.WaitingEnded(server_draining()))
+    assert reason(w, number) is Reason.SERVER_DRAINING
+    assert reason(w, w.ask(wants("c"))) is Reason.SERVER_DRAINING
+    assert w.ask(wants("a")) in w.leases
+    assert interrupted in w.asked
+    late = w.ask(wants("b", interrupted=True))
+    for lease in list(w.leases):
+        w.release(lease)
+    assert holder not in w.leases
+    w.run()
+    assert {interrupted, late} <= set(w.leases)
 
 
 def test_closing_ends_everything_and_every_byte_comes_back() -> None:

@@ -45,7 +45,8 @@ class Machine:
         self._leases: dict[int, Instance] = {}
         self._deadlines = Deadlines(self.residency, self.queue, self.unloading)
         self._loads = Loads(self.residency, self.queue, self.unloading, self._serve, self._refuse)
-        self._ended: InferdError | None = None
+        self._ended: InferdError | None = None  # for those who would wait
+        self._is_closed = False
         self._plan_at = math.inf
         self._fresh: list[str] = []  # models whose first ticket came with this input
 
@@ -89,7 +90,7 @@ class Machine:
         return self._wait_state(ticket), self.queue.position(ticket)
 
     def _wait_state(self, ticket: Ticket) -> WaitState:
-        if ticket.request is not None and ticket.request.interrupted:
+        if ticket.is_interrupted:
             return WaitState.PREEMPTED
         if self.residency.models[ticket.model].is_loading:
             return WaitState.LOADING
@@ -180,7 +181,7 @@ class Machine:
         return None if model is None or model.removed else model
 
     def _refusal(self, model: Model, request: LeaseRequest, now: float) -> InferdError | None:
-        if self._ended is not None:
+        if self._ended is not None and (self._is_closed or not request.interrupted):
             return self._ended
         if not request.load_if_needed and not request.interrupted:
             return model_not_loaded(model.name)
@@ -312,7 +313,7 @@ class Machine:
             self.residency.is_unsettled = True
         loaded_for_it = asked_at is not None and asked_at <= model.current.loaded_at
         seconds = model.current.load_seconds if loaded_for_it else None
-        self.residency.effects.append(AnswerLoad(number, tuple(model.evicted), seconds))
+        self.residency.effects.append(AnswerLoad(number, tuple(dict.fromkeys(model.evicted)), seconds))
 
     # --- ends ----------------------------------------------------------------------------------------------------
 
@@ -325,12 +326,16 @@ class Machine:
             self._deadlines.watch_drain(wanted.name, wanted.order, now + wanted.drain_seconds)
 
     def _end_waiting(self, error: InferdError, now: float) -> None:
+        """An interrupted request counts as running: it may still come back."""
         self._ended = error
         for ticket in list(self.queue.tickets.values()):
-            self._refuse(ticket, error, now)
+            if not ticket.is_interrupted:
+                self._refuse(ticket, error, now)
 
     def _close(self, error: InferdError, now: float) -> None:
-        self._end_waiting(error, now)
+        self._ended, self._is_closed = error, True
+        for ticket in list(self.queue.tickets.values()):
+            self._refuse(ticket, error, now)
         for name in list(self.residency.claims):
             self.residency.drop_claim(name, now)
         for instance in list(self.residency.open.values()):

@@ -312,7 +312,13 @@ class Residency:
             if self.models[instance.name].orders:
                 instance.cause = Cause.UNLOAD
             else:
+                self._forget_eviction(name, instance.name)
                 self.return_to_service(instance, now)
+
+    def _forget_eviction(self, name: str, victim: str) -> None:
+        evicted = self.models[name].evicted
+        if victim in evicted:
+            evicted.remove(victim)
 
 
 def new_model(entry: ModelEntry, now: float) -> Model:

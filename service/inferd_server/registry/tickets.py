@@ -53,6 +53,11 @@ class Ticket:
         return (rank(self.priority, self.arrived_at), self.id)
 
     @property
+    def is_interrupted(self) -> bool:
+        """Whether a request waits to go on where it was interrupted."""
+        return self.request is not None and self.request.interrupted
+
+    @property
     def wants_reload(self) -> bool:
         """Whether it asks for a generation that is not there yet."""
         return self.order is not None and self.order.min_generation > 0
