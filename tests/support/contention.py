@@ -66,6 +66,7 @@ def request(
     seed: int | None = None,
     temperature: float = 0.0,
     stop: Sequence[str] = (),
+    regex: str = "",
     logprobs: int | None = None,
     priority: int = 0,
     preemptible: bool | None = None,
@@ -74,14 +75,15 @@ def request(
     waiting_events: bool = False,
     **sampling: Any,
 ) -> inference_service_pb2.StreamGenerateRequest:
-    """A streamed request; greedy unless told otherwise, and it never ends by an end-of-sequence token."""
+    """A streamed request; greedy unless told otherwise. Only with a `regex` does an end-of-sequence token end it."""
+    constraint = generation_pb2.OutputConstraint(regex=regex) if regex else None
     return inference_service_pb2.StreamGenerateRequest(
         request_id=request_id,
         model=model,
         prompt=prompt,
         sampling=generation_pb2.SamplingOptions(temperature=temperature, seed=seed, **sampling),
-        stop=generation_pb2.StopOptions(max_tokens=tokens, ignore_eos=True, sequences=stop),
-        output=generation_pb2.OutputOptions(token_ids=True, top_logprobs=logprobs),
+        stop=generation_pb2.StopOptions(max_tokens=tokens, ignore_eos=not regex, sequences=stop),
+        output=generation_pb2.OutputOptions(token_ids=True, top_logprobs=logprobs, constraint=constraint),
         scheduling=generation_pb2.SchedulingOptions(
             contention=contention, priority=priority, preemptible=preemptible, load_if_needed=load_if_needed
         ),

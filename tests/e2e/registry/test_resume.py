@@ -48,8 +48,19 @@ def assert_same(output: Output, alone: Output) -> None:
         {"seed": 3, "temperature": 1.2, "logprobs": 2, **PENALTIES},
         {**PENALTIES},
         {"logit_bias": {65: 4.0, 66: -2.0}},
+        {"regex": "((ab|cd)[0-9]{2,5}-){5}end"},
+        {"regex": "(.{9}X){5}", "seed": 5, "temperature": 1.0},
     ],
-    ids=["greedy", "seeded", "logprobs", "seeded-penalties-logprobs", "penalties", "bias"],
+    ids=[
+        "greedy",
+        "seeded",
+        "logprobs",
+        "seeded-penalties-logprobs",
+        "penalties",
+        "bias",
+        "constrained",
+        "constrained-seeded",
+    ],
 )
 async def test_a_resumed_output_is_that_of_an_uninterrupted_run(client: Client, options: dict[str, Any]) -> None:
     alone = await client.answer("a", 60, **options)
