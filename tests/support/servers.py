@@ -60,8 +60,9 @@ class ServerProcess:
         for line in self._process.stderr:
             self.log.append(line.rstrip("\n"))
 
-    def wait_until_listening(self) -> str:
-        deadline = time.monotonic() + START_SECONDS
+    def wait_until_listening(self, seconds: float = START_SECONDS) -> str:
+        """The address that it announces; fails after `seconds`, or when it ends."""
+        deadline = time.monotonic() + seconds
         while True:
             try:
                 line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
