@@ -5,11 +5,11 @@ PIP := -m pip install --disable-pip-version-check
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-long check lint types imports contract drift generate bench soak lock clean
+.PHONY: help setup serve test test-long check lint types imports contract drift generate bench soak sim lock clean
 
 help: ## list the words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  ARGS='...' is passed on by serve, test, test-long, bench and soak; PYTHON=... chooses the Python of setup"
+	@echo "  ARGS='...' is passed on by serve, test, test-long, bench, soak and sim; PYTHON=... chooses the Python of setup"
 
 setup: .venv/.ready ## make .venv with everything (nothing to do: milliseconds)
 
@@ -65,6 +65,9 @@ bench: setup ## measure against the bare mlx-lm loop; results in benchmarks/resu
 
 soak: setup ## random traffic for ten minutes: nothing may leak, hang or be lost
 	$(BIN)/python benchmarks/soak.py $(ARGS)
+
+sim: setup ## simulate an hour of each contention strategy; measure the planner
+	cd benchmarks && ../$(BIN)/python -m registry_sim $(ARGS)
 
 lock: ## compile requirements.txt anew from pyproject.toml (needs uv, for this alone)
 	uv pip compile --quiet --universal --python-version 3.11 --no-header --no-emit-index-url --no-emit-find-links \

@@ -87,4 +87,3 @@ class Client:
 
     def _prefill(self) -> float:
         return prefill_seconds(self.nbytes, self.arrival.prompt_tokens + self.done_tokens)
-

@@ -1,7 +1,7 @@
 """Each contention strategy over the same traffic, and the figures of what became of it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from time import process_time
 
@@ -15,7 +15,7 @@ from .traffic import GIB, Scenario, draw
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one strategy made of the traffic. Shares are of all requests; seconds are virtual but `cpu_seconds`."""
+    """What one strategy made of the traffic. Shares are of all requests; seconds are virtual, but for `cpu_seconds`."""
 
     strategy: Strategy
     requests: int
@@ -44,18 +44,16 @@ class Outcome:
         return self.lost_seconds / self.worked_seconds if self.worked_seconds else 0.0
 
 
-def compare(scenario: Scenario) -> list[Outcome]:
+def compare(scenario: Scenario) -> Iterator[Outcome]:
     """Every strategy."""
-    return [simulate(scenario, strategy) for strategy in Strategy]
+    return (simulate(scenario, strategy) for strategy in Strategy)
 
 
 def simulate(scenario: Scenario, strategy: Strategy) -> Outcome:
     """One strategy, with the times that a server has by default."""
     traffic, policy = draw(scenario), ContentionPolicy(strategy)
     limits = RegistryLimits(int(scenario.budget_gib * GIB), policy)
-    simulation = Simulation(
-        traffic.entries, limits, seed=scenario.seed, deadline_seconds=scenario.deadline_seconds
-    )
+    simulation = Simulation(traffic.entries, limits, seed=scenario.seed, deadline_seconds=scenario.deadline_seconds)
     for arrival in traffic.arrivals:
         simulation.expect(arrival, policy)
     began = process_time()
