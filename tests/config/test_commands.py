@@ -155,7 +155,7 @@ def test_serve_demo_prepares_the_model_and_serves_it(
     assert asked == [tmp_path]
     [entry] = served[0].entries
     assert (entry.name, entry.aliases, entry.preload) == ("smollm2", ("demo",), True)
-    assert (entry.defaults.temperature, entry.defaults.top_p) == (0.2, 0.9)
+    assert (entry.defaults.temperature, entry.defaults.top_p) == (0.0, 1.0)
     assert served[0].server.listen == "127.0.0.1:50051"
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
