@@ -112,12 +112,13 @@ def _plot_begun(axes: Axes, outcomes: Sequence[Outcome]) -> None:
 def _plot_ends(axes: Axes, outcomes: Sequence[Outcome]) -> None:
     names = [outcome.strategy.replace("_", "\n") for outcome in outcomes]
     at_once = [outcome.hit_share for outcome in outcomes]
-    refused = [outcome.refused_share for outcome in outcomes]
-    left = [outcome.left_share for outcome in outcomes]
-    waited = [1 - sum(shares) for shares in zip(at_once, refused, left, strict=True)]
-    below = [0.0] * len(names)
-    for label, shares in (("at once", at_once), ("after a wait", waited), ("refused", refused), ("left", left)):
-        axes.bar(names, shares, bottom=below, label=label)
-        below = [low + share for low, share in zip(below, shares, strict=True)]
+    begun = [len(outcome.waits) / outcome.requests for outcome in outcomes]
+    ended = [share + outcome.refused_share for share, outcome in zip(begun, outcomes, strict=True)]
+    levels = [[0.0] * len(names), at_once, begun, ended, [1.0] * len(names)]
+    labels = ("at once", "after a wait", "refused", "left while it waited")
+    colours = ("tab:green", "tab:blue", "tab:red", "tab:gray")
+    for label, colour, low, high in zip(labels, colours, levels, levels[1:], strict=False):
+        heights = [max(0.0, top - bottom) for bottom, top in zip(low, high, strict=True)]
+        axes.bar(names, heights, bottom=low, label=label, color=colour)
     axes.set(ylim=(0, 1), title="How they were answered")
-    axes.legend(loc="lower right")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
