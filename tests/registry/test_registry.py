@@ -1,6 +1,7 @@
 """The shell on a real event loop, with a loader that opens nothing."""
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -374,3 +375,12 @@ async def test_a_removed_model_is_told_to_watchers_and_an_alias_can_be_pointed_e
     await until(lambda: any(snapshot.removed for snapshot in told))
     unsubscribe()
     await registry.close()
+
+
+async def test_nothing_holds_on_to_a_resident_that_was_closed(registry: Registry, loader: FakeLoader) -> None:
+    (await registry.acquire(wants("a"))).release()
+    resident = weakref.ref(loader.residents["a"])
+    loader.residents.clear()
+    await registry.unload("a", UnloadMode.DRAIN)
+    await asyncio.sleep(0)
+    assert resident() is None
