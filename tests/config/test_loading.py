@@ -11,6 +11,7 @@ from inferd_server.config import Config, ConfigError, entries, load_config, regi
 from inferd_server.config.loading import load
 from inferd_server.config.schema import LATER_SECTIONS
 from inferd_server.core.model import ContentionPolicy, Strategy
+from inferd_server.text.families import REASONING, TOOL_CALLS
 from support import tiny_llama
 
 Problems = Callable[..., dict[str, str]]
@@ -203,8 +204,6 @@ def test_a_section_that_comes_later_is_refused_by_name(problems_of: Problems, se
         ("draft_model", "small"),
         ("kv_bits", 4),
         ("kv_group_size", 32),
-        ("tool_call_parser", "hermes"),
-        ("reasoning_parser", "qwen3"),
         ("enable_mtp", True),
         ("specprefill", True),
         ("specprefill_threshold", 4096),
@@ -221,12 +220,25 @@ def test_a_key_that_is_not_built_yet_is_refused_by_name_with_the_reason(
 
 def test_a_key_that_is_not_built_yet_is_accepted_at_its_default(problems_of: Problems, tiny_model: Path) -> None:
     harmless = {"mllm": False, "isolation": "thread", "kv_bits": None, "kv_group_size": 64, "enable_mtp": False}
-    parsers = {"tool_call_parser": "none", "reasoning_parser": "auto"}
-    assert problems_of(models=[{"name": "a", "path": str(tiny_model), **harmless, **parsers}]) == {}
+    assert problems_of(models=[{"name": "a", "path": str(tiny_model), **harmless}]) == {}
     assert problems_of(manager={"memory_budget_gb": 1, "cache_memory_mb": 2048}) == {}
     assert (
         "prefix cache" in problems_of(manager={"memory_budget_gb": 1, "cache_memory_mb": 1})["manager.cache_memory_mb"]
     )
+
+
+@pytest.mark.parametrize(("key", "names"), [("tool_call_parser", TOOL_CALLS), ("reasoning_parser", REASONING)])
+def test_a_parser_is_one_of_those_that_are_known(
+    problems_of: Problems, tiny_model: Path, key: str, names: dict[str, object]
+) -> None:
+    def problems(value: object) -> dict[str, str]:
+        return problems_of(models=[{"name": "a", "path": str(tiny_model), key: value}])
+
+    for name in ("auto", "none", *names):
+        assert problems(name) == {}
+    allowed = ", ".join(names)
+    assert problems("hermes") == {f"models[0].{key}": f"must be one of auto, none, {allowed}; got 'hermes'"}
+    assert list(problems("none\n")) == list(problems(None)) == list(problems("")) == [f"models[0].{key}"]
 
 
 def test_a_list_has_a_most_of_elements(problems_of: Problems, tiny_model: Path) -> None:

@@ -76,6 +76,8 @@ def entry_of(
         preload=model.preload,
         idle_unload_seconds=idle_unload_seconds,
         max_queue=model.max_queue,
+        tool_call_parser=model.tool_call_parser,
+        reasoning_parser=model.reasoning_parser,
     )
     return with_facts(stated, facts, model.defaults.model_dump(exclude_none=True), _sampling(server.defaults))
 

@@ -4,12 +4,14 @@ Everything else is generated from here: messages about bad values, flags, enviro
 Types are strict (no text or true/false for a number); unknown keys are refused.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from inferd_server.core.model import Strategy
+from inferd_server.text.families import REASONING_PARSERS, TOOL_CALL_PARSERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,11 @@ class Later:
 
     reason: str
     harmless: tuple[object, ...] = ()
+
+
+def _one_of(words: Sequence[str]) -> StringConstraints:
+    """Exactly one of these words of letters, digits and underscores."""
+    return StringConstraints(pattern=rf"^({'|'.join(words)})\z")
 
 
 Name = Annotated[
@@ -56,6 +63,8 @@ CacheBits = Annotated[int, Field(ge=2, le=8), Allowed("a whole number from 2 to 
 StrategyName = Annotated[Strategy, Field(strict=False)]
 PreemptedRequests = Literal["resume", "abort"]
 Isolation = Literal["thread", "process"]
+ToolCallParser = Annotated[str, _one_of(TOOL_CALL_PARSERS), Allowed("one of " + ", ".join(TOOL_CALL_PARSERS))]
+ReasoningParser = Annotated[str, _one_of(REASONING_PARSERS), Allowed("one of " + ", ".join(REASONING_PARSERS))]
 LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -189,12 +198,8 @@ class ModelSection(Section):
     kv_group_size: Annotated[Count, Later("this version does not quantize the KV cache")] = _key(
         64, "group size of a quantized KV cache"
     )
-    tool_call_parser: Annotated[ShortText, Later("this version parses no tool calls", ("none",))] = _key(
-        "auto", "auto, none or a parser's name"
-    )
-    reasoning_parser: Annotated[ShortText, Later("this version separates no reasoning", ("none",))] = _key(
-        "auto", "auto, none or a parser's name"
-    )
+    tool_call_parser: ToolCallParser = _key("auto", "how tool calls are found in its output; auto: by its template")
+    reasoning_parser: ReasoningParser = _key("auto", "how its reasoning is told from its answer; auto: by its tokens")
     enable_mtp: Annotated[bool, Later("this version has no multi-token prediction")] = _key(
         False, "multi-token prediction"
     )

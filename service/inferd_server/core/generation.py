@@ -184,6 +184,8 @@ class DecodeRequest:
         end_ids: ids that end the output (end-of-sequence and the request's stop tokens).
         top_logprobs: None for no logprobs, else the number of alternatives.
         grammar: what the output has to follow, from its first token (emitted_ids included) on.
+        cache_identity: whose prefixes it may reuse, and who may reuse its own: those of the same identity.
+        session_id: the conversation it belongs to; its prefix is kept longer than others. "" for none.
     """
 
     prompt_ids: tuple[int, ...]
@@ -193,6 +195,8 @@ class DecodeRequest:
     emitted_ids: tuple[int, ...] = ()
     top_logprobs: int | None = None
     grammar: Grammar | None = None
+    cache_identity: str = ""
+    session_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +216,7 @@ class Token:
         ended: "" while the sequence goes on, else "end_id" (this token is one of end_ids; it is not output) or
             "length" (max_tokens reached with this token, which is output).
         failure: set when the sequence failed by itself (NaN logits, a failing processor); it is out of the engine.
+        cached_tokens: with the sequence's first token: how many of its context were in the prefix cache.
     """
 
     uid: int
@@ -219,6 +224,7 @@ class Token:
     logprob: TokenLogprob | None = None
     ended: str = ""
     failure: str = ""
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +275,14 @@ class Started:
     rendered_prompt: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """The tool call number `index` of an output, whole."""
+
+    index: int
+    call: ToolCall
+
+
 @dataclass(slots=True)
 class Delta:
     """Event: new output. `completion_tokens` counts all so far."""
@@ -278,6 +292,7 @@ class Delta:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     completion_tokens: int = 0
+    tool_calls: list[ToolCallDelta] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

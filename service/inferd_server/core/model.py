@@ -83,11 +83,18 @@ class EngineSettings:
     stream_interval: int = 1
     trust_remote_code: bool = False
     step_timeout_seconds: float = 60.0
+    prefix_cache_nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """One configured model: what may be loaded and how large it will be."""
+    """One configured model: what may be loaded and how large it will be.
+
+    Attributes:
+        tool_call_parser: how tool calls are found in its output (text/families.py): a parser's name, none or, until
+            its files were looked at, auto.
+        reasoning_parser: the same for its reasoning.
+    """
 
     name: str
     engine: EngineSettings
@@ -103,6 +110,8 @@ class ModelEntry:
     preload: bool = False
     idle_unload_seconds: float = 0.0
     max_queue: int = 256
+    tool_call_parser: str = "none"
+    reasoning_parser: str = "none"
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 

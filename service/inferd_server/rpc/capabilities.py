@@ -1,10 +1,10 @@
-"""What a request needs beyond text, and that this version does not serve it yet: typed, never a wrong success."""
+"""What a request needs beyond text, and that its model can't do: typed, never a wrong success."""
 
 from collections.abc import Iterator
 
 from inferd.v1 import generation_pb2, inference_service_pb2
 from inferd_server.core.errors import capability_missing
-from inferd_server.core.model import ModelEntry
+from inferd_server.core.model import Capability, ModelEntry
 
 from .convert import GenerationMessage
 
@@ -12,12 +12,14 @@ MEDIA = {"image": "vision", "audio": "audio", "video": "video"}
 
 
 def check_capabilities(message: GenerationMessage | inference_service_pb2.TokenizeRequest, entry: ModelEntry) -> None:
-    """Refuse the first thing that can't be served: media, tools.
+    """Refuse the first thing that can't be served: media; tools, where the model has no use for them.
 
     Raises:
         InferdError: CAPABILITY_MISSING.
     """
     for capability, field in _needs(message):
+        if capability == Capability.TOOLS and Capability.TOOLS in entry.capabilities:
+            continue
         text = f"model {entry.name!r} can't serve {field}: capability {capability!r} is missing"
         raise capability_missing(entry.name, capability, text)
 

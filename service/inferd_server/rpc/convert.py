@@ -22,6 +22,7 @@ from inferd_server.core.generation import (
     TokenPrompt,
     Tool,
     ToolCall,
+    ToolCallDelta,
     Usage,
     Waiting,
 )
@@ -148,11 +149,26 @@ def from_delta(delta: Delta) -> StreamResponse.Delta:
     message = StreamResponse.Delta(text=delta.text, completion_tokens=delta.completion_tokens)
     if delta.reasoning:
         message.reasoning = delta.reasoning
+    if delta.tool_calls:
+        message.tool_calls.extend(map(from_tool_call_delta, delta.tool_calls))
     if delta.token_ids:
         message.token_ids.extend(delta.token_ids)
     if delta.logprobs:
         message.logprobs.extend(map(from_logprob, delta.logprobs))
     return message
+
+
+def from_tool_call_delta(delta: ToolCallDelta) -> inference_service_pb2.ToolCallDelta:
+    """A call as its only part."""
+    call = delta.call
+    return inference_service_pb2.ToolCallDelta(
+        index=delta.index, id=call.id, name=call.name, arguments_json=call.arguments_json
+    )
+
+
+def from_tool_call(call: ToolCall) -> generation_pb2.ToolCall:
+    """A call of an answer."""
+    return generation_pb2.ToolCall(id=call.id, name=call.name, arguments_json=call.arguments_json)
 
 
 def from_started(started: Started) -> StreamResponse.Started:

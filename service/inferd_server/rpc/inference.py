@@ -63,6 +63,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
                 if isinstance(event, Delta):
                     pieces.append(event.text)
                     reasoning.append(event.reasoning)
+                    response.tool_calls.extend(convert.from_tool_call(each.call) for each in event.tool_calls)
                     response.token_ids.extend(event.token_ids)
                     response.logprobs.extend(map(convert.from_logprob, event.logprobs))
                 elif isinstance(event, Started | Finished):

@@ -189,7 +189,7 @@ class Generation:
                 async for tokens in stream:
                     self._stopwatch.token()
                     delta = prepared.assembly.add(tokens)
-                    if delta.text or delta.token_ids or delta.logprobs:
+                    if delta.text or delta.reasoning or delta.tool_calls or delta.token_ids or delta.logprobs:
                         yield delta
                     if prepared.assembly.finish_reason is not None:
                         return

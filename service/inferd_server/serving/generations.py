@@ -26,6 +26,7 @@ from inferd_server.text.tokenizer import Tokenizer
 from .assembly import Assembly
 from .generation import Generation, GenerationOptions, PreparedPrompt, Stage
 from .limits import check_prompt_ids, check_request, length_limit, resolve_sampling
+from .splitting import splitter_for
 
 INLINE_CHARACTERS = 2000
 """Prompts up to so many characters are tokenized on the loop (about a millisecond); longer ones in a thread."""
@@ -161,6 +162,7 @@ class Generations:
         constraint = request.output.constraint
         grammar = None if constraint is None else await self._constraints.compile(tokenizer, constraint)
         detokenizer = tokenizer.detokenizer(keeps_space=constraint is not None)
+        splitter = await splitter_for(request, entry, rendered)
         stop_ids = frozenset(request.stop.token_ids)
         return PreparedPrompt(
             ids=tuple(ids),
@@ -168,7 +170,7 @@ class Generations:
             sampling=resolve_sampling(request.sampling, entry.defaults, secrets.randbits(64)),
             limit=limit,
             end_ids=stop_ids if request.stop.ignore_eos else stop_ids | tokenizer.end_ids,
-            assembly=Assembly(detokenizer, request.stop.sequences, stop_ids, request.output, limit.reason),
+            assembly=Assembly(detokenizer, request.stop.sequences, stop_ids, request.output, limit.reason, splitter),
             grammar=grammar,
         )
 
@@ -202,4 +204,7 @@ def _encode_now(tokenizer: Tokenizer, prompt: RawPrompt | ChatPrompt, context_le
 def _characters(prompt: RawPrompt | ChatPrompt) -> int:
     if isinstance(prompt, RawPrompt):
         return len(prompt.text)
-    return sum(len(part) + 16 for message in prompt.messages for part in message.text_parts)
+    messages = sum(len(part) + 16 for message in prompt.messages for part in message.text_parts)
+    calls = sum(len(call.arguments_json) for message in prompt.messages for call in message.tool_calls)
+    tools = sum(len(tool.description) + len(tool.parameters_json) + 64 for tool in prompt.tools)
+    return messages + calls + tools

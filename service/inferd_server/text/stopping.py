@@ -18,7 +18,7 @@ class StopMatcher:
 
     def __init__(self, sequences: Sequence[str]) -> None:
         """`sequences` are literal texts; empty ones are ignored. Costs time linear in their total length."""
-        self._states = _Automaton(sequences) if any(sequences) else None
+        self._states = Automaton(sequences) if any(sequences) else None
         self._state = 0
         self._held = ""
         self._matched: str | None = None
@@ -48,8 +48,8 @@ class StopMatcher:
         return held
 
 
-class _Automaton:
-    """States are prefixes of the sequences, 0 the empty one; `depths[s]` is the length of state s."""
+class Automaton:
+    """States are prefixes of the sequences, 0 the empty one; `depths[s]` is the length of state s. Immutable."""
 
     def __init__(self, sequences: Sequence[str]) -> None:
         self.depths: list[int] = [0]
