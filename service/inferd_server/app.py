@@ -26,6 +26,7 @@ from inferd_server.engine.engine import Engine
 from inferd_server.registry.registry import Registry
 from inferd_server.rpc.server import ListenSettings, Server, ServerInfo, Services
 from inferd_server.scheduler.scheduler import Scheduler
+from inferd_server.scheduler.threads import Threads
 from inferd_server.serving.generation import GenerationOptions
 from inferd_server.serving.generations import Generations, ServingOptions
 from inferd_server.serving.lifecycle import Lifecycle, Phase
@@ -52,6 +53,7 @@ class EngineLoader:
 
     def __init__(self, open_engine: OpenEngine) -> None:
         self._open_engine = open_engine
+        self._threads = Threads(device.end_thread)
 
     async def check(self, entry: ModelEntry) -> None:
         """The cheap checks before a load, off the loop; raises InferdError."""
@@ -61,7 +63,11 @@ class EngineLoader:
         self, entry: ModelEntry, generation: int, loading: Loading, on_death: Callable[[InferdError], None]
     ) -> Resident:
         """See core.model.Loader."""
-        return await Scheduler.open(entry.engine, loading, self._open_engine, on_death, end_thread=device.end_thread)
+        return await Scheduler.open(entry.engine, loading, self._open_engine, on_death, threads=self._threads)
+
+    async def close(self) -> None:
+        """End the threads, once every engine has ended."""
+        await asyncio.to_thread(self._threads.close)
 
 
 class App:
@@ -73,8 +79,9 @@ class App:
         budget_report(config, figures.working_set_nbytes).log(log)
         self._lifecycle = Lifecycle()
         limits = registry_limits(config, memory_figures(config, figures.working_set_nbytes).ceiling_nbytes)
+        self._loader = EngineLoader(open_engine)
         self._registry = Registry(
-            entries(config), EngineLoader(open_engine), limits, active_nbytes=device.active_nbytes
+            entries(config), self._loader, limits, active_nbytes=device.active_nbytes
         )
         self._texts = Texts()
         self._generations = Generations(self._registry, self._texts, _serving_options(config))
@@ -185,6 +192,7 @@ class App:
         try:
             async with asyncio.timeout(JOIN_SECONDS):
                 await self._registry.close()
+                await self._loader.close()
         except TimeoutError:
             log.error("an engine did not end in time, exiting without it", extra={"seconds": JOIN_SECONDS})
             logging.shutdown()

@@ -13,6 +13,7 @@ from .coalescing import Ticks
 from .messages import Died, HandBack, HandedBack, Insert, Inserted, Lost, Rejected, Remove, Report
 from .queue import WaitQueue
 from .stream import MAX_WAITING_TOKENS, Stream
+from .threads import Threads
 from .worker import OpenEngine, Worker, logger
 
 
@@ -75,12 +76,14 @@ class Scheduler:
         *,
         end_thread: Callable[[], None] = lambda: None,
         clock: Clock = time.monotonic,
+        threads: Threads | None = None,
     ) -> "Scheduler":
         """Start the thread that opens the engine and owns it until `close`.
 
         Args:
             on_death: called once on the loop if the engine dies or is stuck for `settings.step_timeout_seconds`.
-            end_thread: the thread's last call, after `Engine.close`, or after `open_engine` raised.
+            threads: whose thread owns the engine; None: one of its own.
+            end_thread: the last call on a thread of its own, after `Engine.close`, or after `open_engine` raised.
 
         Raises:
             LoadAbandoned, InferdError: as `open_engine` raised it, once the thread has ended; any other exception of
@@ -88,7 +91,7 @@ class Scheduler:
         """
         scheduler = cls(settings, on_death, clock)
         own_loading = _OwnLoading(loading)
-        worker = scheduler._worker = Worker(settings, clock, scheduler._deliver, end_thread)
+        worker = scheduler._worker = Worker(settings, clock, scheduler._deliver, end_thread, threads)
         worker.start(open_engine, own_loading)
         try:
             await asyncio.shield(worker.opened)

@@ -6,7 +6,6 @@ The few plain attributes that both sides see have one writer each.
 
 import asyncio
 import logging
-import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from inferd_server.core.model import Clock, EngineSettings, LoadAbandoned, Loadi
 from inferd_server.engine.engine import Engine
 
 from .messages import Command, Died, HandBack, HandedBack, Insert, Inserted, Lost, Rejected, Remove, Report, Wake
+from .threads import Threads
 
 logger = logging.getLogger("inferd.scheduler")
 
@@ -39,12 +39,18 @@ class Worker:
     """
 
     def __init__(
-        self, settings: EngineSettings, clock: Clock, on_report: Callable[[], None], end_thread: Callable[[], None]
+        self,
+        settings: EngineSettings,
+        clock: Clock,
+        on_report: Callable[[], None],
+        end_thread: Callable[[], None],
+        threads: Threads | None,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._on_report = on_report
-        self._end_thread = end_thread
+        self._threads = threads or Threads(end_thread)
+        self._owns_threads = threads is None
         self._loop = asyncio.get_running_loop()
         self._engine: Engine  # never a local variable: frames outlive their calls in tracebacks
         self._inbox: SimpleQueue[Command] = SimpleQueue()
@@ -70,10 +76,7 @@ class Worker:
 
     def start(self, open_engine: OpenEngine, loading: Loading) -> None:
         """Start the thread; `opened` is done when the engine is open, or (with `failure`) when the thread has ended."""
-        self._thread = threading.Thread(
-            target=self._run, args=(open_engine, loading), name=f"inferd-{self._settings.name}", daemon=False
-        )
-        self._thread.start()
+        self._threads.start(f"inferd-{self._settings.name}", lambda: self._run(open_engine, loading))
 
     def send(self, command: Command) -> None:
         """Hand a command over; applied in order, before the next step."""
@@ -87,7 +90,8 @@ class Worker:
     async def join(self) -> None:
         """Wait until the thread has ended, without blocking the loop; cancelling it cancels the wait alone."""
         await asyncio.shield(self.ended)
-        await asyncio.to_thread(self._thread.join)  # `ended` was its last act: this returns at once
+        if self._owns_threads:
+            await asyncio.to_thread(self._threads.close)  # `ended` was its last act: this returns at once
 
     def _report(self) -> None:
         self._is_announced = False  # before the outbox is drained, so that no later report goes unannounced
@@ -242,12 +246,7 @@ class Worker:
 
     def _finish(self) -> None:
         self.cache_nbytes = 0
-        try:
-            self._end_thread()
-        except Exception:
-            logger.exception("ending the thread of model %r failed", self._settings.name)
-        finally:
-            self._call(_settle, self.opened, self.ended)
+        self._call(_settle, self.opened, self.ended)
 
 
 def _settle(*futures: asyncio.Future[None]) -> None:
