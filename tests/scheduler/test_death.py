@@ -104,6 +104,18 @@ async def test_the_log_of_a_death_keeps_no_engine_in_memory(caplog: pytest.LogCa
     assert any("device lost" in (record.exc_text or "") for record in caplog.records)
 
 
+# pytest sees the SystemExit that the thread ends with; Python itself ends such a thread silently.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_thread_that_ends_without_a_word_is_a_death(open_scheduler: OpenScheduler) -> None:
+    deaths: list[InferdError] = []
+    engine = ScriptedEngine(step_errors=[SystemExit()])
+    scheduler = await open_scheduler(engine, deaths.append)
+    with pytest.raises(InferdError):
+        await read(scheduler.submit(request(5)))
+    await eventually(lambda: len(deaths) == 1)
+    assert engine.is_closed
+
+
 async def test_an_engine_that_breaks_while_it_takes_a_sequence_is_dead(open_scheduler: OpenScheduler) -> None:
     deaths: list[InferdError] = []
     engine = ScriptedEngine(insert_errors=[RuntimeError("boom")], is_broken=True)
@@ -144,6 +156,19 @@ async def test_a_stuck_step_is_death_and_close_waits_for_its_end(open_scheduler:
     await closing
     assert engine.is_closed
     assert len(deaths) == 1
+
+
+async def test_an_engine_that_comes_back_after_it_was_given_up_frees_its_memory_unasked(
+    open_scheduler: OpenScheduler,
+) -> None:
+    deaths: list[InferdError] = []
+    engine = ScriptedEngine()
+    scheduler = await open_scheduler(engine, deaths.append, step_timeout_seconds=0.05)
+    engine.gate.clear()
+    with pytest.raises(InferdError):
+        await read(scheduler.submit(request(5)))
+    engine.gate.set()
+    await eventually(lambda: engine.is_closed)
 
 
 async def test_slow_steps_and_long_idle_times_are_not_taken_for_a_stuck_engine(open_scheduler: OpenScheduler) -> None:
