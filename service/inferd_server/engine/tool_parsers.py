@@ -26,7 +26,8 @@ def open_tool_parser(name: str) -> Callable[[str, list[dict[str, Any]]], Any]:
     parse = import_module(f"mlx_lm.tool_parsers.{name}").parse_tool_call
     home: dict[str, Any] = parse.__globals__  # some modules take over another's parser
     for key, value in list(home.items()):
-        if hasattr(value, "finditer"):  # a compiled pattern of the package `regex`, which knows timeouts
+        # A compiled pattern of the package `regex`, which knows timeouts.
+        if hasattr(value, "finditer") and not isinstance(value, _Limited):
             home[key] = _Limited(value)
     return parse  # type: ignore[no-any-return]  # mlx_lm has no types
 
