@@ -17,6 +17,7 @@ from inferd_server.config import (
     memory_figures,
     registry_limits,
     reload_config,
+    work_limit_nbytes,
 )
 from inferd_server.core.errors import InferdError, server_draining
 from inferd_server.core.model import EngineSettings, Loading, ModelEntry, Resident
@@ -25,6 +26,7 @@ from inferd_server.engine.checks import check_model_folder
 from inferd_server.engine.engine import Engine
 from inferd_server.registry.registry import Registry
 from inferd_server.rpc.server import ListenSettings, Server, ServerInfo, Services
+from inferd_server.scheduler.memory import WorkMemory
 from inferd_server.scheduler.scheduler import Scheduler
 from inferd_server.scheduler.threads import Threads
 from inferd_server.serving.generation import GenerationOptions
@@ -49,10 +51,11 @@ def _open_engine(settings: EngineSettings, loading: Loading) -> Engine:
 
 
 class EngineLoader:
-    """Opens an engine on a thread of its own, wrapped in its scheduler."""
+    """Opens an engine on a thread of its own, wrapped in its scheduler; all of them share one memory for their work."""
 
-    def __init__(self, open_engine: OpenEngine) -> None:
+    def __init__(self, open_engine: OpenEngine, memory: WorkMemory) -> None:
         self._open_engine = open_engine
+        self._memory = memory
         self._threads = Threads(device.end_thread)
 
     async def check(self, entry: ModelEntry) -> None:
@@ -63,7 +66,9 @@ class EngineLoader:
         self, entry: ModelEntry, generation: int, loading: Loading, on_death: Callable[[InferdError], None]
     ) -> Resident:
         """See core.model.Loader."""
-        return await Scheduler.open(entry.engine, loading, self._open_engine, on_death, threads=self._threads)
+        return await Scheduler.open(
+            entry.engine, loading, self._open_engine, on_death, threads=self._threads, memory=self._memory
+        )
 
     async def close(self) -> None:
         """End the threads, once every engine has ended."""
@@ -73,16 +78,17 @@ class EngineLoader:
 class App:
     """One server: its rooms, and their order of starting and stopping."""
 
-    def __init__(self, config: Config, open_engine: OpenEngine = _open_engine) -> None:
+    def __init__(self, config: Config, open_engine: OpenEngine = _open_engine, work_limit: int | None = None) -> None:
         self._config = config
         figures = device.report()
         budget_report(config, figures.working_set_nbytes).log(log)
         self._lifecycle = Lifecycle()
         limits = registry_limits(config, memory_figures(config, figures.working_set_nbytes).ceiling_nbytes)
-        self._loader = EngineLoader(open_engine)
-        self._registry = Registry(
-            entries(config), self._loader, limits, active_nbytes=device.active_nbytes
-        )
+        self._fixed_work_limit = work_limit
+        self._memory = WorkMemory(self._work_limit(config))
+        log.info("memory for requests, beside weights", extra={"limit_nbytes": self._memory.limit_nbytes})
+        self._loader = EngineLoader(open_engine, self._memory)
+        self._registry = Registry(entries(config), self._loader, limits, active_nbytes=device.active_nbytes)
         self._texts = Texts()
         self._generations = Generations(self._registry, self._texts, _serving_options(config))
         info = ServerInfo(
@@ -102,6 +108,11 @@ class App:
         self._stop = asyncio.Event()
         self._reload_asked = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
+
+    def _work_limit(self, config: Config) -> int:
+        if self._fixed_work_limit is not None:
+            return self._fixed_work_limit
+        return work_limit_nbytes(config, device.report().working_set_nbytes, device.machine_nbytes())
 
     async def run(self, announce: Callable[[str], None]) -> int:
         """Serve until a signal; returns the exit code."""
@@ -161,6 +172,7 @@ class App:
             return
         before = {entry.name: entry for entry in entries(self._config)}
         self._config = fresh
+        self._memory.limit(self._work_limit(fresh))
         await self._registry.replace_entries(entries(fresh))
         for entry in entries(fresh):
             if before.pop(entry.name, None) != entry:
@@ -213,12 +225,19 @@ def _serving_options(config: Config) -> ServingOptions:
     )
 
 
-async def serve(config: Config, *, announce: Callable[[str], None], open_engine: OpenEngine = _open_engine) -> int:
+async def serve(
+    config: Config,
+    *,
+    announce: Callable[[str], None],
+    open_engine: OpenEngine = _open_engine,
+    work_limit: int | None = None,
+) -> int:
     """Run a server on a validated configuration until SIGTERM or SIGINT.
 
     Args:
         announce: called once with `listening on ADDRESS` when the port is open, before any model loads.
         open_engine: what opens a model; tests script faults here.
+        work_limit: bytes for everything but weights; None: what the machine has room for. Tests make it small.
 
     Returns:
         The process's exit code.
@@ -226,4 +245,4 @@ async def serve(config: Config, *, announce: Callable[[str], None], open_engine:
     Raises:
         OSError: the address can't be bound; the message names it.
     """
-    return await App(config, open_engine).run(announce)
+    return await App(config, open_engine, work_limit).run(announce)

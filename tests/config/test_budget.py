@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from inferd_server.config import Config, MemoryFigures, budget_report, memory_figures
-from inferd_server.config.budget import report
+from inferd_server.config.budget import RESERVE_NBYTES, largest_resident_set, report, work_limit_nbytes
 
 GIB = 2**30
 MAC = MemoryFigures(
@@ -91,3 +91,27 @@ def test_the_report_is_logged_line_by_line(valid: Callable[..., Config], caplog:
         budget_report(valid(), 0).log(log)
         budget_report(valid(), GIB).log(log)
     assert [record.levelno for record in caplog.records] == [logging.INFO] * 6 + [logging.WARNING]
+
+
+def test_memory_for_requests_is_what_the_weights_that_fit_together_leave(
+    valid: Callable[..., Config], tiny_model: Path
+) -> None:
+    path = str(tiny_model)
+    models = [{"name": name, "path": path, "estimated_memory_gb": size} for name, size in (("a", 4), ("b", 3))]
+    both = valid(manager={"memory_budget_gb": 8}, models=models)
+    assert work_limit_nbytes(both, 100 * GIB, 1) == 80 * GIB - 7 * GIB - RESERVE_NBYTES
+    one = valid(manager={"memory_budget_gb": 6}, models=models)
+    left = work_limit_nbytes(one, 0, 10 * GIB)
+    assert 0 <= 8 * GIB - 4 * GIB - RESERVE_NBYTES - left < GIB // 1000  # never both: the larger counts
+    assert work_limit_nbytes(one, GIB, 10 * GIB) == 0
+    models[1]["gpu_memory_utilization"] = 0.5
+    assert work_limit_nbytes(valid(manager={"memory_budget_gb": 8}, models=models), 100 * GIB, 1) < 43 * GIB
+
+
+def test_the_largest_set_of_models_that_fits_is_found_among_many() -> None:
+    assert largest_resident_set([], 10) == 0
+    assert largest_resident_set([3, 3, 3], 9) == 9
+    assert largest_resident_set([5, 4, 3], 8) == 8
+    assert largest_resident_set([9, 4], 8) == 6  # 4, and no more than a unit (here a byte) too many for each model
+    sizes = [(7 + n * n) * GIB // 10 for n in range(2000)]
+    assert 99 * GIB < largest_resident_set(sizes, 100 * GIB) <= 100 * GIB

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from inferd_server.core.generation import DecodeRequest, Sampling, Token, TokenLogprob
 from inferd_server.core.model import EngineSettings, Loading
 from inferd_server.engine.engine import StepResult
+from inferd_server.engine.memory import Footprint
 
 END_ID = 2
 
@@ -50,12 +51,14 @@ class ScriptedEngine:
     ends_after: int = 0
     step_seconds: float = 0.0002  # a real one takes time too; readers get their turn
     failing_prompts: dict[int, str] = field(default_factory=dict)
-    step_errors: list[Exception] = field(default_factory=list)
+    step_errors: list[BaseException] = field(default_factory=list)
     insert_errors: list[Exception] = field(default_factory=list)
     close_error: Exception | None = None
     loses_rows_silently: bool = False
     is_broken: bool = False
     weights_nbytes: int = 1000
+    footprint: Footprint = field(default_factory=Footprint)  # takes nothing
+    prefix_cache_bounds: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.gate = threading.Event()
@@ -111,6 +114,10 @@ class ScriptedEngine:
         self._touch()
         if self.rows.pop(uid, None) is not None:
             self.removed.append(uid)
+
+    def bound_prefix_cache(self, nbytes: int) -> None:
+        self._touch()
+        self.prefix_cache_bounds.append(nbytes)
 
     def close(self) -> None:
         self._touch()

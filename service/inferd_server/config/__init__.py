@@ -3,7 +3,7 @@
 Only app and __main__ import this room. A `Config` is whole and valid, or there is none.
 """
 
-from .budget import BudgetReport, MemoryFigures, budget_report, memory_figures
+from .budget import BudgetReport, MemoryFigures, budget_report, memory_figures, work_limit_nbytes
 from .loading import Config, Sources, entries, load, load_config, registry_limits, reload_config
 from .problems import ConfigError, Problem
 
@@ -21,4 +21,5 @@ __all__ = [
     "memory_figures",
     "registry_limits",
     "reload_config",
+    "work_limit_nbytes",
 ]

@@ -5,6 +5,7 @@ process-wide: the lowest gpu_memory_utilization of the batching entries x the de
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .entry import is_batching, memory_share
@@ -13,6 +14,9 @@ from .rules import gib
 
 PREFIX_CACHE_IS_BUILT = False
 """Whether cache_memory_mb binds anything in this version."""
+
+RESERVE_NBYTES = 128 * 2**20
+"""Never promised to requests: the interpreter, tokenizers, and buffers that MLX keeps for reuse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,36 @@ def memory_figures(config: Config, working_set_nbytes: int) -> MemoryFigures:
         cache_nbytes=config.manager.cache_memory_mb * 2**20,
         cache_entries=len(shares) if PREFIX_CACHE_IS_BUILT else 0,
     )
+
+
+def work_limit_nbytes(config: Config, working_set_nbytes: int, machine_nbytes: int) -> int:
+    """Bytes for everything but weights, all models together: caches, prefix caches, prefill and sampling.
+
+    The lowest gpu_memory_utilization of all entries x the recommended working set (without one: the machine's memory
+    or its container's limit), less the most weights that can be resident together and a fixed reserve. So it holds
+    whichever models are loaded, and no load has to ask the running requests. At least 0: with a budget that fills
+    the memory (the report warns) no request fits.
+    """
+    share = min(memory_share(model, config.server) for model in config.models)
+    weights = largest_resident_set([entry.estimated_bytes for entry in config.entries], config.budget_nbytes)
+    return max(0, int(share * (working_set_nbytes or machine_nbytes)) - weights - RESERVE_NBYTES)
+
+
+def largest_resident_set(sizes: Sequence[int], budget_nbytes: int) -> int:
+    """Most bytes that models of these sizes take together within the budget; may be too large by a millionth of the
+    budget for each model.
+
+    The subset sums are the bits of one number: bit n says that some set takes n units.
+    """
+    if sum(sizes) <= budget_nbytes:
+        return sum(sizes)
+    unit = max(1, budget_nbytes >> 20)
+    units = budget_nbytes // unit
+    sums = 1
+    for size in sizes:  # sizes are rounded down, so that no set that fits is missed
+        if size <= budget_nbytes:
+            sums |= (sums << size // unit) & ((1 << (units + 1)) - 1)
+    return min(budget_nbytes, (sums.bit_length() - 1 + len(sizes)) * unit)
 
 
 def budget_report(config: Config, working_set_nbytes: int) -> BudgetReport:

@@ -9,6 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from .memory import KV_BLOCK_TOKENS, CacheNeed
 from .upstream import make_prompt_cache
 
 Caches = list[Any]
@@ -64,3 +65,38 @@ def fill(model: Any, caches: Caches, chunks: Sequence[list[int]]) -> None:
     model(mx.array([[*chunk, *[0] * pad] for chunk, pad in zip(chunks, padding, strict=True)]), cache=caches)
     for cache in caches:
         cache.finalize()
+
+
+def need(caches: Caches) -> CacheNeed:
+    """What a sequence's caches take, by those of one single token."""
+    token_nbytes = fixed_nbytes = 0
+    windows = []
+    for cache in _leaves(caches):
+        # A chunked cache grows in blocks beyond its chunk before it drops its front.
+        window = getattr(cache, "max_size", 0) or getattr(cache, "chunk_size", -KV_BLOCK_TOKENS) + KV_BLOCK_TOKENS
+        room = _room(cache)
+        if room is None:
+            fixed_nbytes += cache.nbytes
+        elif window:
+            windows.append((int(window), cache.nbytes // room))
+        else:
+            token_nbytes += cache.nbytes // room
+    return CacheNeed(token_nbytes, tuple(windows), fixed_nbytes)
+
+
+def _leaves(caches: Sequence[Any]) -> list[Any]:
+    """One by one, without the lists that hold several for a layer."""
+    leaves = []
+    for cache in caches:
+        parts = getattr(cache, "caches", None)
+        leaves += [cache] if parts is None else _leaves(parts)
+    return leaves
+
+
+def _room(cache: Any) -> int | None:
+    """Tokens that a cache has room for now; None where it holds a state instead of tokens."""
+    if hasattr(cache, "cache"):
+        return None
+    keys = getattr(cache, "keys", None)
+    keys = keys[0] if isinstance(keys, (tuple, list)) else keys  # quantized ones have several arrays
+    return int(keys.shape[-2]) if keys is not None else KV_BLOCK_TOKENS

@@ -2,14 +2,21 @@
 
 import ctypes
 import gc
+import os
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
+from pathlib import Path
 
 import mlx.core as mx
 
 MAX_BUFFER_CACHE_NBYTES = 1 << 30
 """Freed buffers that MLX keeps for reuse on Metal, where its own default is nearly all memory."""
+
+CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Where Linux says how much memory this container may use (version 2, then 1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,15 @@ def bound_buffer_cache() -> None:
     """
     if mx.device_info().get("max_recommended_working_set_size"):
         mx.set_cache_limit(MAX_BUFFER_CACHE_NBYTES)
+
+
+def machine_nbytes(cgroup_limits: Sequence[Path] = CGROUP_LIMITS) -> int:
+    """Memory that the process may use at most: the machine's, or its container's limit where that is lower."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in cgroup_limits:
+        with suppress(OSError, ValueError):  # no such file; or "max": no limit
+            limits.append(int(path.read_text()))
+    return min(limits)
 
 
 def release_unused() -> None:

@@ -5,6 +5,8 @@ from typing import Protocol
 
 from inferd_server.core.generation import DecodeRequest, Token
 
+from .memory import Footprint
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
@@ -27,7 +29,11 @@ class Engine(Protocol):
 
     @property
     def cache_nbytes(self) -> int:
-        """KV cache held now, bytes."""
+        """KV and prefix caches held now, bytes."""
+
+    @property
+    def footprint(self) -> Footprint:
+        """What its work takes beside the weights, by a formula; fixed."""
 
     @property
     def max_rows(self) -> int:
@@ -49,6 +55,9 @@ class Engine(Protocol):
 
     def remove(self, uid: int) -> None:
         """Drop a sequence at any stage; others are untouched. An unknown uid is no error (it may just have ended)."""
+
+    def bound_prefix_cache(self, nbytes: int) -> None:
+        """Let the prefix cache hold at most so many bytes from now on; what is beyond is dropped at once."""
 
     def close(self) -> None:
         """Drop the model and caches and clear the buffer cache; the last call on the owning thread."""

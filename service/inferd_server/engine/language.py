@@ -1,5 +1,6 @@
 """A language model behind the engine's verbs."""
 
+import gc
 import logging
 import math
 from contextlib import suppress
@@ -16,11 +17,17 @@ from .batch import DecodeBatch
 from .device import bound_buffer_cache, release_unused
 from .engine import Engine, StepResult
 from .loading import MODEL_ERRORS, LoadedModel, explain, load_language_model
+from .memory import Footprint, footprint
 from .prefill import Prefill
 from .row import Row
-from .trial import logit_width, try_batching
+from .trial import probe, try_batching
 
 log = logging.getLogger("inferd.engine")
+
+# Each load and unload ends in a full collection, which stops every thread, the event loop's too. Without the 100,000
+# objects that the imports left, it takes 1 ms in place of 65. Here, where no model can have been opened yet.
+gc.collect()
+gc.freeze()
 
 _WARM_UP = DecodeRequest(prompt_ids=(0,), sampling=Sampling(temperature=0.0), max_tokens=1)
 
@@ -55,7 +62,15 @@ class LanguageEngine:
         self._settings = settings
         self._model: Any = loaded.model
         self._weights_nbytes = loaded.weights_nbytes
-        self._width = logit_width(self._model)
+        probed = probe(self._model)
+        self._width = probed.width
+        self._footprint = footprint(
+            loaded.config,
+            probed.cache_need,
+            step_tokens=settings.prefill_step_size,
+            width=probed.width,
+            itemsize=probed.itemsize,
+        )
         self._vocabulary_size = min(self._width, _vocabulary_size(loaded.config) or self._width)
         self._batching = try_batching(self._model, self._vocabulary_size)
         if not self._batching.decode:
@@ -73,6 +88,11 @@ class LanguageEngine:
     def cache_nbytes(self) -> int:
         """KV cache held now, bytes."""
         return self._batch.cache_nbytes + self._prefill.cache_nbytes
+
+    @property
+    def footprint(self) -> Footprint:
+        """What its work takes beside the weights."""
+        return self._footprint
 
     @property
     def max_rows(self) -> int:
@@ -126,6 +146,9 @@ class LanguageEngine:
             self._batch.leave(row)
         else:
             self._prefill.remove(row)
+
+    def bound_prefix_cache(self, nbytes: int) -> None:
+        """There is none yet."""
 
     def close(self) -> None:
         """Drop the model and caches and clear the buffer cache; nothing may be called afterwards."""

@@ -1,57 +1,107 @@
-"""How much memory a model's work takes: pure formulas in bytes, from its config.json. No mlx is imported."""
+"""How much memory a model's work takes: pure formulas in bytes. No mlx is imported.
 
-from collections.abc import Mapping, Sequence
+A device that runs out of memory kills the process (the CPU backend) or fails late (Metal): whether work fits has to be
+known before it starts. So the formulas give upper bounds, checked against measurement in the tests.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 KV_BLOCK_TOKENS = 256
-"""KV caches grow by so many tokens at a time."""
+"""KV caches grow by so many tokens at a time, wherever they stand."""
 SCORE_NBYTES = 4
 """Attention scores are float32 where attention is not fused."""
+TRANSIENT = 2
+"""Caches that grow, and batches that are joined or left, are copied: for a moment the old and the new are there."""
+LOGIT_COPIES = 8
+"""Vectors as wide as the logits that sampling may need at once for a row (float32)."""
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """The sizes that a KV cache depends on."""
+class CacheNeed:
+    """What the caches of one sequence take in all layers, as probed when the model was loaded.
 
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    itemsize: int
+    Attributes:
+        token_nbytes: for each token, without end (plain KV).
+        windows: (tokens, nbytes per token) of caches that hold only the last tokens.
+        fixed_nbytes: however long the sequence is (states).
+    """
 
-    @property
-    def kv_nbytes_per_token(self) -> int:
-        """Keys and values of one token in all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.itemsize
+    token_nbytes: int = 0
+    windows: tuple[tuple[int, int], ...] = ()
+    fixed_nbytes: int = 0
+
+    def nbytes(self, tokens: int, step_tokens: int) -> int:
+        """Most that one sequence of at most `tokens` takes, prefilled in chunks of `step_tokens`."""
+        room = tokens + KV_BLOCK_TOKENS
+        windows = sum(each * min(room, window + step_tokens) for window, each in self.windows)
+        return self.fixed_nbytes + self.token_nbytes * room + windows
 
 
-def attention_shape(config: Mapping[str, Any], itemsize: int) -> AttentionShape | None:
-    """The shape by config.json (`text_config` for models with several parts), or None where it does not say.
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a loaded model's work takes beside its weights.
+
+    Attributes:
+        cache: of one sequence.
+        heads: query heads of one layer.
+        step_tokens: most tokens of one prefill chunk.
+        activation_nbytes: of one token in a prefill chunk.
+        logits_nbytes: of one row's logits, in float32.
+    """
+
+    cache: CacheNeed = CacheNeed()
+    heads: int = 0
+    step_tokens: int = 0
+    activation_nbytes: int = 0
+    logits_nbytes: int = 0
+
+    def cache_nbytes(self, rows: int, longest: int) -> int:
+        """Most bytes of caches for so many rows: in a batch each takes the room of the longest.
+
+        Args:
+            longest: tokens, prompt and output, of the longest row at its end.
+        """
+        return rows * self.cache.nbytes(longest, self.step_tokens)
+
+    def peak_nbytes(self, rows: int, longest: int, context: int) -> int:
+        """Most bytes that decoding these rows together takes at any moment: caches and their copies, one prefill
+        chunk, logits. Grows with each argument; 0 without rows.
+
+        Args:
+            context: tokens of the longest prompt.
+        """
+        if not rows:
+            return 0
+        chunk = min(self.step_tokens, context)
+        scores = 2 * self.heads * SCORE_NBYTES * (chunk * context + rows * longest)
+        caches = TRANSIENT * self.cache_nbytes(rows, longest)
+        return caches + scores + chunk * self.activation_nbytes + rows * LOGIT_COPIES * self.logits_nbytes
+
+
+def footprint(config: Mapping[str, Any], cache: CacheNeed, *, step_tokens: int, width: int, itemsize: int) -> Footprint:
+    """The footprint of a model by its config.json (`text_config` for models with several parts) and a probe.
 
     Args:
+        width: of the logits.
         itemsize: bytes of one activation.
     """
     part = config.get("text_config") or config
-    try:
-        heads = int(part["num_attention_heads"])
-        return AttentionShape(
-            layers=int(part["num_hidden_layers"]),
-            heads=heads,
-            kv_heads=int(part.get("num_key_value_heads") or heads),
-            head_dim=int(part.get("head_dim") or int(part["hidden_size"]) // heads),
-            itemsize=itemsize,
-        )
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
-        return None
+    hidden = _number(part, "hidden_size", "d_model", "n_embd", "dim")
+    inner = _number(part, "intermediate_size", "moe_intermediate_size") or 4 * hidden
+    experts = max(1, _number(part, "num_experts_per_tok"))
+    state = _number(part, "state_size", "ssm_state_size", "mamba_d_state")
+    return Footprint(
+        cache=cache,
+        heads=_number(part, "num_attention_heads", "num_heads", "n_head", "n_heads"),
+        step_tokens=step_tokens,
+        activation_nbytes=(8 * hidden + inner * (4 * experts + 2 * state)) * itemsize,
+        logits_nbytes=width * 4,
+    )
 
 
-def kv_bound_nbytes(shape: AttentionShape, lengths: Sequence[int]) -> int:
-    """Most bytes of KV cache for rows that end at `lengths` tokens: a batch gives each row the longest one's room."""
-    blocks = -(-max(lengths, default=0) // KV_BLOCK_TOKENS)
-    return len(lengths) * blocks * KV_BLOCK_TOKENS * shape.kv_nbytes_per_token
-
-
-def prefill_peak_nbytes(shape: AttentionShape, step_tokens: int, context_tokens: int) -> int:
-    """Transient bytes of one prefill chunk beside the KV cache, where attention is not fused: its scores, twice."""
-    return 2 * shape.heads * step_tokens * context_tokens * SCORE_NBYTES
+def _number(config: Mapping[str, Any], *keys: str) -> int:
+    """The first whole number among some keys; 0 without one."""
+    values = (config.get(key) for key in keys)
+    return next((value for value in values if isinstance(value, int) and value > 0), 0)

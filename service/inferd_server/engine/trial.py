@@ -6,12 +6,14 @@ Two short prompts of different lengths are run alone and in batches, and the log
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
 from . import caches as cache
 from .loading import MODEL_ERRORS
+from .memory import CacheNeed
 from .prefill import Batching
 
 _LENGTHS = (5, 2)
@@ -19,9 +21,21 @@ _MAX_RELATIVE_DIFFERENCE = 0.05
 """Of the logits' spread. Rounding in bfloat16 stays far below it; a wrong state lies far above (mamba: 1.5)."""
 
 
-def logit_width(model: Any) -> int:
-    """Width of the model's logits."""
-    return int(model(mx.array([[0]]), cache=cache.fresh(model)).shape[-1])
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What one token shows: the width of the logits, bytes of one activation, and what a sequence's caches take."""
+
+    width: int
+    itemsize: int
+    cache_need: CacheNeed
+
+
+def probe(model: Any) -> Probe:
+    """Run one token."""
+    caches = cache.fresh(model)
+    logits = model(mx.array([[0]]), cache=caches)
+    mx.eval(logits, cache.states(caches))
+    return Probe(int(logits.shape[-1]), int(logits.dtype.size), cache.need(caches))
 
 
 def try_batching(model: Any, vocabulary_size: int) -> Batching:

@@ -35,7 +35,14 @@ class Wake:
     """Look at `is_stopping`."""
 
 
-Command = Insert | Remove | HandBack | Wake
+@dataclass(frozen=True, slots=True)
+class BoundPrefixCache:
+    """Let the prefix cache hold at most this from now on."""
+
+    nbytes: int
+
+
+Command = Insert | Remove | HandBack | Wake | BoundPrefixCache
 
 
 # --- reports, thread to loop; a bare list is the tokens of one step

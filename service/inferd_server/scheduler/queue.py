@@ -31,17 +31,28 @@ class WaitQueue(Generic[ItemT]):
         self._places[item] = self._arrivals
         heapq.heappush(self._heap, (arrived / AGING_SECONDS - priority, self._arrivals, item))
 
+    def first(self) -> ItemT:
+        """The first item, which stays.
+
+        Raises:
+            IndexError: nobody waits.
+        """
+        while True:
+            _, place, item = self._heap[0]
+            if self._places.get(item) == place:
+                return item
+            heapq.heappop(self._heap)
+
     def pop(self) -> ItemT:
         """Remove and return the first item.
 
         Raises:
             IndexError: nobody waits.
         """
-        while True:
-            _, place, item = heapq.heappop(self._heap)
-            if self._places.get(item) == place:
-                del self._places[item]
-                return item
+        item = self.first()
+        heapq.heappop(self._heap)
+        del self._places[item]
+        return item
 
     def remove(self, item: ItemT) -> bool:
         """Take an item out, wherever it stands; False if it is not here."""

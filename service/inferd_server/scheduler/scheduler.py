@@ -5,12 +5,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from inferd_server.core.errors import InferdError, engine_failed, model_unloaded, slow_consumer
+from inferd_server.core.errors import InferdError, engine_failed, model_unloaded, out_of_memory, slow_consumer
 from inferd_server.core.generation import DecodeRequest, Token
 from inferd_server.core.model import Clock, EngineSettings, Interrupted, Loading, ResidentStatistics
 
 from .coalescing import Ticks
-from .messages import Died, HandBack, HandedBack, Insert, Inserted, Lost, Rejected, Remove, Report
+from .memory import Share, WorkMemory
+from .messages import BoundPrefixCache, Died, HandBack, HandedBack, Insert, Inserted, Lost, Rejected, Remove, Report
 from .queue import WaitQueue
 from .stream import MAX_WAITING_TOKENS, Stream
 from .threads import Threads
@@ -45,10 +46,15 @@ class Scheduler:
 
     A stream owns a row from its admission until its end reached the loop or it was closed; the worker applies the
     removal before the insertion of whoever got the row next, so the engine never holds more than `rows` sequences.
+    A row is given only with the memory that the sequence may need up to its last token.
     """
 
-    def __init__(self, settings: EngineSettings, on_death: Callable[[InferdError], None], clock: Clock) -> None:
+    def __init__(
+        self, settings: EngineSettings, on_death: Callable[[InferdError], None], clock: Clock, memory: WorkMemory
+    ) -> None:
         self._settings = settings
+        self._memory = memory
+        self._share: Share  # once the engine is open
         self._on_death = on_death
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -58,6 +64,8 @@ class Scheduler:
         self._waiting: WaitQueue[Stream] = WaitQueue()
         self._running: dict[int, Stream] = {}  # by number, from admission
         self._emitting: dict[int, Stream] = {}  # by the engine's uid, from the Inserted report
+        self._longest = self._longest_context = 0  # tokens, of the running ones
+        self._has_freed = False  # since the share was last shrunk
         self._ticks = Ticks(settings.stream_interval)
         self._tick_timer: asyncio.TimerHandle | None = None
         self._watchdog: asyncio.TimerHandle | None = None
@@ -76,12 +84,14 @@ class Scheduler:
         *,
         end_thread: Callable[[], None] = lambda: None,
         clock: Clock = time.monotonic,
+        memory: WorkMemory | None = None,
         threads: Threads | None = None,
     ) -> "Scheduler":
         """Start the thread that opens the engine and owns it until `close`.
 
         Args:
             on_death: called once on the loop if the engine dies or is stuck for `settings.step_timeout_seconds`.
+            memory: what the process's models share for their work; None: no limit.
             threads: whose thread owns the engine; None: one of its own.
             end_thread: the last call on a thread of its own, after `Engine.close`, or after `open_engine` raised.
 
@@ -89,7 +99,7 @@ class Scheduler:
             LoadAbandoned, InferdError: as `open_engine` raised it, once the thread has ended; any other exception of
                 it becomes MODEL_LOAD_FAILED. A cancelled caller abandons the load and still awaits the thread's end.
         """
-        scheduler = cls(settings, on_death, clock)
+        scheduler = cls(settings, on_death, clock, memory or WorkMemory())
         own_loading = _OwnLoading(loading)
         worker = scheduler._worker = Worker(settings, clock, scheduler._deliver, end_thread, threads)
         worker.start(open_engine, own_loading)
@@ -103,8 +113,9 @@ class Scheduler:
         if worker.failure is not None:
             await worker.join()
             raise worker.failure
+        scheduler._join_memory()
         scheduler._rows = min(worker.max_rows, settings.max_batch_size if settings.continuous_batching else 1)
-        worker.ended.add_done_callback(lambda _: scheduler._die())
+        worker.ended.add_done_callback(lambda _: scheduler._end_work())
         return scheduler
 
     @property
@@ -127,12 +138,13 @@ class Scheduler:
 
         Raises:
             Interrupted: after `interrupt`, until `resume`.
-            InferdError: after `abort`, death or `close`.
+            InferdError: after `abort`, death or `close`; OUT_OF_MEMORY if it would not fit even alone.
         """
         if self._refusal is not None:
             raise self._refusal.with_facts()
         if self._interrupted_by is not None:
             raise Interrupted(self._interrupted_by)
+        self._check_fit(request)
         self._submissions += 1
         stream = Stream(self._submissions, request, coalesce_seconds, self._leave)
         self._waiting.push(stream, priority, self._clock())
@@ -170,7 +182,8 @@ class Scheduler:
     # --- rows
 
     def _admit(self) -> None:
-        while self._waiting and len(self._running) < self._rows:
+        self._give_memory_back()
+        while self._waiting and len(self._running) < self._rows and self._take_memory(self._waiting.first()):
             stream = self._waiting.pop()
             self._running[stream.number] = stream
             self._ticks.join(stream)
@@ -191,6 +204,7 @@ class Scheduler:
 
     def _free(self, stream: Stream) -> None:
         del self._running[stream.number]
+        self._has_freed = True
         self._ticks.leave(stream)
         if stream.uid is not None:
             del self._emitting[stream.uid]
@@ -205,6 +219,43 @@ class Scheduler:
         for stream in list(self._running.values()):
             self._evict(stream)
             stream.finish(error.with_facts())  # one copy for each: raised ones gather tracebacks
+        self._give_memory_back()
+
+    # --- memory
+
+    def _join_memory(self) -> None:
+        def bound(nbytes: int) -> None:
+            self._worker.send(BoundPrefixCache(nbytes))
+
+        self._share = self._memory.join(self._settings.prefix_cache_nbytes, bound, self._admit)
+
+    def _check_fit(self, request: DecodeRequest) -> None:
+        context, total = _lengths(request)
+        required = self._worker.footprint.peak_nbytes(1, total, context)
+        if required > self._memory.limit_nbytes:
+            raise out_of_memory(self._settings.name, required, self._memory.limit_nbytes)
+
+    def _take_memory(self, stream: Stream) -> bool:
+        """Have the memory promised that decoding takes with one more; False (and nothing changes) without room.
+
+        Who comes first waits for it, and everyone behind: a long one is not passed by for ever.
+        """
+        context, total = _lengths(stream.request)
+        longest, longest_context = max(self._longest, total), max(self._longest_context, context)
+        if not self._share.take(self._worker.footprint.peak_nbytes(len(self._running) + 1, longest, longest_context)):
+            return False
+        self._longest, self._longest_context = longest, longest_context
+        return True
+
+    def _give_memory_back(self) -> None:
+        """What the rows freed since the last time had promised."""
+        if not self._has_freed or self._is_dead:  # a stuck step holds what it has
+            return
+        self._has_freed = False
+        lengths = [_lengths(stream.request) for stream in self._running.values()]
+        self._longest = max((total for _, total in lengths), default=0)
+        self._longest_context = max((context for context, _ in lengths), default=0)
+        self._share.shrink(self._worker.footprint.peak_nbytes(len(self._running), self._longest, self._longest_context))
 
     # --- what the worker reports
 
@@ -271,6 +322,11 @@ class Scheduler:
 
     # --- death
 
+    def _end_work(self) -> None:
+        """The thread has ended, and with it everything that took memory."""
+        self._share.leave()
+        self._die()
+
     def _watch(self) -> None:
         """The watchdog: one timer, alive while there is work, that looks again when the step under way is overdue."""
         self._watchdog = None
@@ -301,6 +357,12 @@ class Scheduler:
             if timer is not None:
                 timer.cancel()
         self._tick_timer = self._watchdog = None
+
+
+def _lengths(request: DecodeRequest) -> tuple[int, int]:
+    """Tokens of its context, and of context and output together at its end."""
+    context = len(request.prompt_ids) + len(request.emitted_ids)
+    return context, context + request.max_tokens
 
 
 async def _outlast(worker: Worker) -> None:

@@ -16,8 +16,22 @@ from inferd_server.core.errors import InferdError, engine_failed, model_load_fai
 from inferd_server.core.generation import Token
 from inferd_server.core.model import Clock, EngineSettings, LoadAbandoned, Loading
 from inferd_server.engine.engine import Engine
+from inferd_server.engine.memory import Footprint
 
-from .messages import Command, Died, HandBack, HandedBack, Insert, Inserted, Lost, Rejected, Remove, Report, Wake
+from .messages import (
+    BoundPrefixCache,
+    Command,
+    Died,
+    HandBack,
+    HandedBack,
+    Insert,
+    Inserted,
+    Lost,
+    Rejected,
+    Remove,
+    Report,
+    Wake,
+)
 from .threads import Threads
 
 logger = logging.getLogger("inferd.scheduler")
@@ -34,7 +48,8 @@ class Worker:
     """One owned, non-daemon thread and its engine.
 
     Read on the loop: `opened` and `ended` (futures), `failure` (why it did not open), `weights_nbytes`, `max_rows`,
-    `cache_nbytes`, `busy_since` (start of the step under way, None while nothing is asked of it), `last_step_at`.
+    `footprint`, `cache_nbytes`, `busy_since` (start of the step under way, None while nothing is asked of it),
+    `last_step_at`.
     Written on the loop: `is_quiet`: it will look into `outbox` in time by itself; only urgent reports need a call.
     """
 
@@ -67,6 +82,7 @@ class Worker:
         self.failure: Exception | None = model_load_failed(settings.name, "the load ended unexpectedly")
         self.weights_nbytes = 0
         self.max_rows = 0
+        self.footprint = Footprint()
         self.cache_nbytes = 0
         self.busy_since: float | None = None
         self.last_step_at: float | None = None
@@ -120,6 +136,7 @@ class Worker:
             self.failure = model_load_failed(self._settings.name, f"loading model {self._settings.name!r} failed")
             return False
         self.weights_nbytes, self.max_rows = self._engine.weights_nbytes, self._engine.max_rows
+        self.footprint = self._engine.footprint
         self.failure = None
         self._call(_settle, self.opened)
         return True
@@ -159,6 +176,8 @@ class Worker:
                 for number in list(self._uids):
                     self._engine.remove(self._forget(number))
                 self._post(HandedBack(by_model), is_urgent=True)
+            case BoundPrefixCache(nbytes):
+                self._engine.bound_prefix_cache(nbytes)
             case Wake():
                 pass
 
