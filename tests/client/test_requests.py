@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from inferd.v1 import generation_pb2, inference_service_pb2
-from inferd_client import InvalidParameter, requests
+from inferd_client import InvalidParameter, ToolCall, requests
 from inferd_client.options import GenerationOptions, StreamOptions
 
 
@@ -115,6 +115,26 @@ def test_tools_and_their_calls_go_with_the_chat() -> None:
     assert (chat.messages[0].tool_calls[0].id, chat.messages[1].tool_call_id) == ("c", "c")
     assert (chat.tools[0].name, chat.tools[0].parameters_json) == ("f", '{"type": "object"}')
     assert chat.template_variables_json == '{"enable_thinking": false}'
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ToolCall("c", "f", '{"a": 1}'),
+        generation_pb2.ToolCall(id="c", name="f", arguments_json='{"a": 1}'),
+        {"id": "c", "name": "f", "arguments": {"a": 1}},
+        {"id": "c", "name": "f", "arguments_json": '{"a": 1}'},
+    ],
+)
+def test_a_call_goes_back_as_it_came_or_as_a_mapping(call: Any) -> None:
+    [message] = built(prompt=None, messages=[{"role": "assistant", "tool_calls": (call,)}]).chat.messages
+    assert [(each.id, each.name, each.arguments_json) for each in message.tool_calls] == [("c", "f", '{"a": 1}')]
+
+
+@pytest.mark.parametrize("call", ["f", ("c", "f"), {"id": "c", "function": {}}, {"id": 1}])
+def test_a_call_of_another_form_is_a_type_error_that_names_it(call: Any) -> None:
+    with pytest.raises(TypeError, match=r"messages\[0\]\.tool_calls\[0\]"):
+        built(prompt=None, messages=[{"role": "assistant", "tool_calls": [call]}])
 
 
 @pytest.mark.parametrize(

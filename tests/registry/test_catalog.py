@@ -45,7 +45,7 @@ def entry_at(folder: Path, **keys: Any) -> ModelEntry:
 def test_a_real_folder_is_described_in_full(tiny_model: Path) -> None:
     facts = read_facts(tiny_model)
     assert (facts.architecture, facts.context_length, facts.vocabulary_size) == ("llama", 4096, 263)
-    assert facts.has_chat_template
+    assert facts.chat.has_template
     assert facts.quantization_bits == 0
     assert facts.damage == ()
     assert len(facts.revision) == 16

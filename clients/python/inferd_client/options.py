@@ -9,6 +9,7 @@ Strategy = Literal["fail", "wait", "preempt", "wait_then_fail", "wait_then_preem
 UnloadMode = Literal["drain", "if_idle", "force"]
 State = Literal["unloaded", "queued", "loading", "loaded", "draining", "preempting", "unloading", "failed"]
 # (role, text), a mapping with role and content (and tool_calls, tool_call_id, name), or the contract's own message.
+# tool_calls are those of an answer, or mappings with id, name and arguments.
 Message = tuple[str, str] | Mapping[str, Any] | generation_pb2.ChatMessage
 # A mapping with name, description and parameters (a JSON Schema), or the contract's own message.
 Tool = Mapping[str, Any] | generation_pb2.Tool

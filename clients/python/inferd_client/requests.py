@@ -19,6 +19,7 @@ from inferd_client.options import (
     Tool,
     UnloadMode,
 )
+from inferd_client.results import ToolCall
 
 _Request = TypeVar(
     "_Request",
@@ -221,7 +222,8 @@ def _message(message: Message, option: str) -> generation_pb2.ChatMessage:
     content = message.get("content")
     for part in [content] if isinstance(content, str) else content or ():
         built.parts.append(_part(part, f"{option}.content"))
-    built.tool_calls.extend(message.get("tool_calls", ()))
+    for i, call in enumerate(message.get("tool_calls", ())):
+        built.tool_calls.append(_tool_call(call, f"{option}.tool_calls[{i}]"))
     for name in ("tool_call_id", "name"):
         _put(f"{option}.{name}", built, name, message.get(name))
     return built
@@ -236,6 +238,23 @@ def _part(part: object, option: str) -> generation_pb2.ContentPart:
         raise TypeError(f"{option}: text or a ContentPart of inferd.v1.generation_pb2, not {type(part).__name__}")
     built = generation_pb2.ContentPart()
     _put(option, built, "text", part)
+    return built
+
+
+def _tool_call(call: object, option: str) -> generation_pb2.ToolCall:
+    """A call as an answer gave it, or as a mapping (with its arguments as a mapping or as JSON text)."""
+    if isinstance(call, generation_pb2.ToolCall):
+        return call
+    if isinstance(call, ToolCall):
+        return generation_pb2.ToolCall(id=call.id, name=call.name, arguments_json=call.arguments_json)
+    if not isinstance(call, Mapping):
+        raise TypeError(f"{option}: a ToolCall or a mapping, not {type(call).__name__}")
+    _only(call, ("id", "name", "arguments", "arguments_json"), option)
+    built = generation_pb2.ToolCall()
+    for name in ("id", "name", "arguments_json"):
+        _put(f"{option}.{name}", built, name, call.get(name))
+    if "arguments" in call:
+        built.arguments_json = _json(f"{option}.arguments", call["arguments"])
     return built
 
 

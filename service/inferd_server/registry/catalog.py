@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from inferd_server.core.model import Capability, ModelEntry, SamplingDefaults
-from inferd_server.text.families import AUTO, NONE, TOOL_CALLS, detect_reasoning, detect_tool_calls, takes_tools
+from inferd_server.core.model import ModelEntry, SamplingDefaults
+
+from .chat_facts import ChatFacts, read_chat_facts, with_chat_facts
 
 INDEX_NAME = "model.safetensors.index.json"
 MAX_HEADER_NBYTES = 100 * 1024 * 1024  # the format's own limit
@@ -32,8 +33,6 @@ class ModelFacts:
     Attributes:
         weights_nbytes: bytes of all tensors; 0 if nothing can be measured.
         revision: digest of the weight index and headers; "" without weights.
-        takes_tools: whether the chat template does anything with tools.
-        tool_call_parser, reasoning_parser: what `auto` stands for with this model.
         sampling: defaults that generation_config.json recommends, by SamplingDefaults' names.
         damage: what will make a load fail, one line each.
     """
@@ -42,10 +41,7 @@ class ModelFacts:
     context_length: int = 0
     vocabulary_size: int = 0
     quantization_bits: int = 0
-    has_chat_template: bool = False
-    takes_tools: bool = False
-    tool_call_parser: str = NONE
-    reasoning_parser: str = NONE
+    chat: ChatFacts = field(default_factory=ChatFacts)
     weights_nbytes: int = 0
     revision: str = ""
     sampling: Mapping[str, float | int] = field(default_factory=dict)
@@ -67,11 +63,7 @@ def with_facts(
     stated: ModelEntry, facts: ModelFacts, chosen: Mapping[str, float | int], fallback: SamplingDefaults
 ) -> ModelEntry:
     """`describe` for facts that were read before."""
-    stated = replace(
-        stated,
-        tool_call_parser=_settled(stated.tool_call_parser, facts.tool_call_parser),
-        reasoning_parser=_settled(stated.reasoning_parser, facts.reasoning_parser),
-    )
+    stated = with_chat_facts(stated, facts.chat)
     sampling: dict[str, Any] = {**facts.sampling, **chosen}
     return replace(
         stated,
@@ -79,24 +71,10 @@ def with_facts(
         context_length=facts.context_length,
         vocabulary_size=facts.vocabulary_size,
         quantization_bits=facts.quantization_bits,
-        capabilities=_capabilities(stated, facts),
         revision=stated.revision or facts.revision,
         estimated_bytes=stated.estimated_bytes or facts.weights_nbytes,
         defaults=replace(fallback, **sampling),
     )
-
-
-def _settled(stated: str, found: str) -> str:
-    return found if stated == AUTO else stated
-
-
-def _capabilities(entry: ModelEntry, facts: ModelFacts) -> frozenset[Capability]:
-    capabilities = {Capability.GENERATE}
-    if facts.has_chat_template:
-        capabilities.add(Capability.CHAT)
-    if facts.takes_tools and entry.tool_call_parser != NONE:
-        capabilities.add(Capability.TOOLS)
-    return frozenset(capabilities)
 
 
 def read_facts(folder: Path) -> ModelFacts:
@@ -110,7 +88,7 @@ def read_facts(folder: Path) -> ModelFacts:
         context_length=_context_length(config, tokenizer),
         vocabulary_size=_whole(config, "vocab_size"),
         quantization_bits=_quantization_bits(config),
-        **_chat_facts(folder, tokenizer),
+        chat=read_chat_facts(folder, tokenizer),
         weights_nbytes=weights.nbytes,
         revision=weights.digest,
         sampling=_recommended_sampling(_read_json(folder / "generation_config.json", damage)),
@@ -274,60 +252,6 @@ def _context_length(config: Json, tokenizer: Json) -> int:
 
 def _quantization_bits(config: Json) -> int:
     return _whole(_mapping(config, "quantization") or _mapping(config, "quantization_config"), "bits")
-
-
-# --- chat -------------------------------------------------------------------------------------------------------
-
-
-def _chat_facts(folder: Path, tokenizer: Json) -> dict[str, Any]:
-    template = _chat_template(folder, tokenizer)
-    if not template:
-        return {}
-    vocabulary = _read_bytes(folder / "tokenizer.json")
-    added = {token.get("content") for token in _mappings(tokenizer.get("added_tokens_decoder"))}
-
-    def has_token(token: str) -> bool:
-        # In JSON every token stands in quotes; the file of a large vocabulary is searched in milliseconds, and read as
-        # JSON in seconds.
-        return token in added or json.dumps(token).encode() in vocabulary
-
-    stated = tokenizer.get("tool_parser_type")
-    known = stated if isinstance(stated, str) and stated in TOOL_CALLS else ""
-    return {
-        "has_chat_template": True,
-        "takes_tools": takes_tools(template),
-        "tool_call_parser": known or detect_tool_calls(template, has_token) or NONE,
-        "reasoning_parser": detect_reasoning(template, has_token) or NONE,
-    }
-
-
-def _chat_template(folder: Path, tokenizer: Json) -> str:
-    """The template's text (of several by name, all of them); "" if there is none."""
-    own = _read_bytes(folder / "chat_template.jinja") or _read_bytes(folder / "chat_template.json")
-    if own:
-        return own.decode(errors="replace")
-    stated = tokenizer.get("chat_template")
-    if isinstance(stated, str):
-        return stated
-    return "\n".join(str(each.get("template")) for each in _mappings(stated))
-
-
-def _mappings(value: object) -> list[Json]:
-    """The mappings in a list or in a mapping's values."""
-    each = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [item for item in each if isinstance(item, dict)]
-
-
-def _read_bytes(file: Path) -> bytes:
-    """A file's bytes; b"" where it is missing, no file, or too large."""
-    try:
-        if not stat.S_ISREG(file.stat().st_mode):
-            return b""
-        with file.open("rb") as stream:
-            content = stream.read(MAX_JSON_NBYTES + 1)
-    except OSError:
-        return b""
-    return content if len(content) <= MAX_JSON_NBYTES else b""
 
 
 _PLAUSIBLE: Mapping[str, Callable[[float], bool]] = {
