@@ -23,6 +23,8 @@ from inferd_server.core.generation import (
     StopChoices,
     Timing,
     TokenLogprob,
+    ToolCall,
+    ToolCallDelta,
     Usage,
     Waiting,
     WaitState,
@@ -122,7 +124,19 @@ def test_a_constraint_of_each_kind_is_understood(message: dict[str, Any], constr
 logprobs = st.builds(TokenLogprob, uint32, floats, st.lists(st.tuples(uint32, floats), max_size=3).map(tuple))
 
 
-@given(uint32, st.builds(Delta, texts, texts, st.lists(uint32, max_size=3), st.lists(logprobs, max_size=3), uint32))
+calls = st.builds(ToolCallDelta, uint32, st.builds(ToolCall, texts, texts, texts))
+deltas = st.builds(
+    Delta,
+    texts,
+    texts,
+    st.lists(uint32, max_size=3),
+    st.lists(logprobs, max_size=3),
+    uint32,
+    st.lists(calls, max_size=3),
+)
+
+
+@given(uint32, deltas)
 def test_a_delta_survives_the_wire(sequence: int, delta: Delta) -> None:
     wire = convert.from_event(sequence, delta).SerializeToString()
     message = pb.StreamGenerateResponse.FromString(wire)
@@ -137,6 +151,7 @@ def test_a_delta_survives_the_wire(sequence: int, delta: Delta) -> None:
             list(got.token_ids),
             [TokenLogprob(p.token_id, p.logprob, tuple((t.token_id, t.logprob) for t in p.top)) for p in got.logprobs],
             got.completion_tokens,
+            [ToolCallDelta(c.index, ToolCall(c.id, c.name, c.arguments_json)) for c in got.tool_calls],
         )
         == delta
     )

@@ -6,8 +6,11 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
+from fakes.registry import entry
 from inferd.v1 import generation_pb2 as gen
 from inferd.v1 import inference_service_pb2 as pb
+from inferd_server.core.generation import ChatPrompt, Tool, ToolCall
+from inferd_server.core.model import Capability
 from support.rpc_world import World
 from support.wire import facts_of, fields_of, reason_of
 
@@ -205,6 +208,24 @@ async def test_tools_are_a_missing_capability(world: World) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await world.inference.Tokenize(pb.TokenizeRequest(model="tiny", chat=chat))
     assert facts_of(caught.value)["capability"] == "tools"
+
+
+async def test_a_model_that_can_use_tools_is_offered_them(world: World) -> None:
+    world.registry.set("tiny", entry=entry("tiny", capabilities=frozenset({Capability.CHAT, Capability.TOOLS})))
+    call = gen.ToolCall(id="c", name="f", arguments_json='{"a": 1}')
+    chat = gen.ChatInput(
+        messages=[
+            gen.ChatMessage(role=gen.ROLE_ASSISTANT, tool_calls=[call]),
+            gen.ChatMessage(role=gen.ROLE_TOOL, parts=[gen.ContentPart(text="7")], tool_call_id="c"),
+        ],
+        tools=[gen.Tool(name="f", description="d", parameters_json="{}")],
+    )
+    await world.inference.Generate(pb.GenerateRequest(model="tiny", chat=chat))
+    prompt = world.generations.requests[-1].prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.tools == (Tool("f", "d", "{}"),)
+    assert prompt.messages[0].tool_calls == (ToolCall("c", "f", '{"a": 1}'),)
+    assert prompt.messages[1].tool_call_id == "c"
 
 
 async def test_embed_is_a_missing_capability_after_all_other_checks(world: World) -> None:

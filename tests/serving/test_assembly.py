@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd_server.core.generation import FinishReason, OutputChoices, Token, TokenLogprob
+from inferd_server.core.generation import FinishReason, OutputChoices, Token, TokenLogprob, ToolCall
 from inferd_server.serving.assembly import Assembly
+from inferd_server.text.families import REASONING, TOOL_CALLS
+from inferd_server.text.markup import Splitter
 from inferd_server.text.tokenizer import Tokenizer
 
 END_ID = 2
@@ -98,6 +100,80 @@ def test_a_cut_character_ends_as_a_replacement(tokenizer: Tokenizer, assembly: C
     tokens = tokens_of(tokenizer, "é", "length")[:1]
     tokens[0].ended = "length"
     assert run(assembly(), tokens)[0] == "\N{REPLACEMENT CHARACTER}"
+
+
+# --- reasoning and tool calls ---
+
+
+def reads(text: str) -> list[ToolCall]:
+    """`f` and an argument."""
+    return [ToolCall("i", "f", text[1:])] if text.startswith("f") else []
+
+
+def taken_apart(
+    tokenizer: Tokenizer, text: str, *, cuts: Sequence[int] = (), stops: Sequence[str] = (), ended: str = "end_id"
+) -> tuple[str, str, list[tuple[int, str]], FinishReason | None]:
+    """(answer, reasoning, (index, arguments) of each call, why it ended)."""
+    splitter = Splitter(REASONING["think"], TOOL_CALLS["json_tools"], reads)
+    output = OutputChoices(token_ids=True)
+    made = Assembly(tokenizer.detokenizer(), stops, frozenset(), output, FinishReason.MAX_TOKENS, splitter)
+    tokens = tokens_of(tokenizer, text, ended)
+    borders = sorted({0, len(tokens), *(cut for cut in cuts if 0 < cut < len(tokens))})
+    answer, reasoning, calls = "", "", []
+    for start, end in itertools.pairwise(borders):
+        delta = made.add(tokens[start:end])
+        answer += delta.text
+        reasoning += delta.reasoning
+        calls += [(each.index, each.call.arguments_json) for each in delta.tool_calls]
+        if made.finish_reason is not None:
+            break
+    return answer, reasoning, calls, made.finish_reason
+
+
+CALL = "<tool_call>f1</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "ended", "expected"),
+    [
+        (f"<think>hm</think>so{CALL}{CALL}", (), "end_id", ("so", "hm", [(0, "1"), (1, "1")], FinishReason.TOOL_CALLS)),
+        (f"{CALL}so", (), "end_id", ("so", "", [(0, "1")], FinishReason.TOOL_CALLS)),
+        (f"{CALL}so", (), "length", ("so", "", [(0, "1")], FinishReason.MAX_TOKENS)),
+        (f"{CALL}so<th", (), "length", ("so<th", "", [(0, "1")], FinishReason.MAX_TOKENS)),
+        (CALL[:-1], (), "length", (CALL[:-1], "", [], FinishReason.MAX_TOKENS)),
+        ("<think>END</think>a EN", ["END"], "end_id", ("a EN", "END", [], FinishReason.EOS)),
+        ("<think>hm</think>a END b", ["END"], "end_id", ("a ", "hm", [], FinishReason.STOP)),
+        ("a E<think>hm</think>ND b", ["END"], "end_id", ("a ", "hm", [], FinishReason.STOP)),
+        (f"a EN{CALL}", ["END"], "end_id", ("a EN", "", [(0, "1")], FinishReason.TOOL_CALLS)),
+        (f"END{CALL}", ["END"], "end_id", ("", "", [], FinishReason.STOP)),
+        ("<tool_call>END</tool_call>b", ["END"], "end_id", ("<tool_call>", "", [], FinishReason.STOP)),
+        ("<tool_call>fEND</tool_call>b", ["END"], "end_id", ("b", "", [(0, "END")], FinishReason.TOOL_CALLS)),
+        ("so <tool_call>xEND", ["END"], "end_id", ("so <tool_call>x", "", [], FinishReason.STOP)),
+        ("so <th", ["<the"], "end_id", ("so <th", "", [], FinishReason.EOS)),
+    ],
+)
+def test_reasoning_calls_and_stops_together(
+    tokenizer: Tokenizer, text: str, stops: list[str], ended: str, expected: object
+) -> None:
+    for cuts in ((), range(200), (3, 4), (20,)):
+        assert taken_apart(tokenizer, text, cuts=cuts, stops=stops, ended=ended) == expected
+
+
+PARTS = st.sampled_from(["<think>", "</think>", "<tool_call>", "</tool_call>", "f", "EN", "D", "<", " ", "é"])
+
+
+@given(
+    text=st.lists(PARTS, min_size=1, max_size=14).map("".join),
+    stops=st.lists(st.text(alphabet="EN<D", min_size=1, max_size=3), max_size=2),
+    cuts=st.lists(st.integers(1, 60), max_size=8),
+    ended=st.sampled_from(["length", "end_id"]),
+)
+def test_any_split_is_taken_apart_alike(
+    tokenizer: Tokenizer, text: str, stops: list[str], cuts: list[int], ended: str
+) -> None:
+    whole = taken_apart(tokenizer, text, stops=stops, ended=ended)
+    assert taken_apart(tokenizer, text, cuts=cuts, stops=stops, ended=ended) == whole
+    assert taken_apart(tokenizer, text, cuts=range(200), stops=stops, ended=ended) == whole
 
 
 @given(

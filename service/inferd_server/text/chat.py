@@ -121,8 +121,9 @@ class Guard:
     """Keeps control strings in a caller's text from becoming control tokens.
 
     `special` tokens (ends of turns and the like) are text in every field. The other `markers` that the template
-    writes, such as <think> or <tool_call>, are text in user and tool messages; in system and assistant messages they
-    are what the model's maker meant: instructions about them, and the model's own words.
+    writes, such as <think> or <tool_call>, are text in user and tool messages and in tool calls, whose markers are
+    the template's own; in system and assistant messages they are what the model's maker meant: instructions about
+    them, and the model's own words.
     """
 
     def __init__(self, special: Iterable[str], markers: Iterable[str], normalize: Callable[[str], str] | None) -> None:
@@ -158,14 +159,20 @@ class Guard:
         """The variables with every control string of the caller's cut by `separator`."""
         others = {name: value for name, value in variables.items() if name != "messages"}
         protected: Variables = _mapped(others, partial(self._special.cut, separator=separator))
-        protected["messages"] = [
-            _mapped(message, partial(self._strings_of(message).cut, separator=separator))
-            for message in variables["messages"]
-        ]
+        protected["messages"] = [self._protected_message(message, separator) for message in variables["messages"]]
         return protected
 
-    def _strings_of(self, message: Variables) -> ControlStrings:
-        return self._every if message["role"] in {Role.USER, Role.TOOL} else self._special
+    def _protected_message(self, message: Variables, separator: str) -> Variables:
+        from_outside = message["role"] in {Role.USER, Role.TOOL}
+        return {
+            field: _mapped(
+                value,
+                partial(
+                    (self._every if from_outside or field == "tool_calls" else self._special).cut, separator=separator
+                ),
+            )
+            for field, value in message.items()
+        }
 
 
 def _texts(value: Any) -> Iterator[str]:
