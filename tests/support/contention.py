@@ -295,7 +295,7 @@ class Client:
                 await asyncio.sleep(0.01)
 
     async def clear(self) -> None:
-        """Unload everything by force, pins off."""
+        """Unload everything by force. A pin would outlive that: tests take back those they set."""
         for model in (await self.list()).models:
             if state_of(model) != "UNLOADED":
                 await self.unload(model.name, "FORCE")

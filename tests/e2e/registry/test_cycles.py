@@ -11,6 +11,8 @@ from support.contention import Client
 from support.servers import ServerProcess
 
 WARM_UP = 5
+EXECUTOR_THREADS = 6
+"""asyncio's own, for file checks: they come one by one and stay."""
 
 
 async def cycle(server: ServerProcess, client: Client, count: int) -> list[int]:
@@ -45,8 +47,8 @@ async def resident_memory_has_no_slope(start_server: Any, cycles: int, most_nbyt
             file=sys.stderr,
         )
         assert listed.memory.used_bytes == 0
-        assert process.num_threads() <= threads + 1
-        assert process.num_fds() <= files + 1
+        assert process.num_threads() <= threads + EXECUTOR_THREADS
+        assert process.num_fds() <= files + 2
         assert slope(seen) < most_nbytes
         await client.close()
 

@@ -78,9 +78,11 @@ async def test_under_steady_traffic_the_rival_is_served_within_its_bound(client:
 async def test_while_draining_new_requests_queue_behind_the_head_and_running_ones_finish(client: Client) -> None:
     victim = client.ask("a", 500)
     await victim.tokens(1)
-    head = client.ask("b", 20, contention=policy("wait"))
+    head = client.ask("b", 20, contention=policy("wait"), waiting_events=True)
     await client.until_state("a", "DRAINING")
     late = client.ask("a", 5, contention=policy("wait"))
+    await head.waits("EVICTING")  # memory is being freed for it
+    assert not victim.is_over
     await late.result()
     assert (await victim.result()).finished.preemptions == 0
     assert head.is_over
@@ -105,7 +107,7 @@ async def test_three_models_that_preempt_each_other_all_complete_and_swaps_are_b
     await client.clear()
     swaps: list[float] = []
     served = dict.fromkeys("abc", 0)
-    ends_at = time.monotonic() + 8.0
+    ends_at = time.monotonic() + 5.0
 
     async def contend(name: str) -> None:
         while time.monotonic() < ends_at:

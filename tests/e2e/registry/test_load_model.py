@@ -107,6 +107,7 @@ async def test_validate_only_tells_what_is_missing_and_who_blocks(client: Client
     assert preempting.fits
     assert list(preempting.evicted_models) == ["a"]
     assert await client.state("b") == "UNLOADED"
+    await client.load("small", pin=False)  # a pin outlives an unload
 
 
 async def test_validate_only_of_a_loaded_model_fits(client: Client) -> None:

@@ -189,8 +189,8 @@ async def test_a_load_under_way_is_not_cut_by_the_wait_for_room(client: Client) 
 
 
 async def test_wait_then_preempt_preempts_at_its_edge(client: Client) -> None:
-    alone = await client.answer("a", 400)
-    victim = client.ask("a", 400)
+    alone = await client.answer("a", 250)
+    victim = client.ask("a", 250)
     await victim.tokens(1)
     waiter = client.ask("b", contention=policy("wait_then_preempt", preempt_after=0.5, wait_timeout=20))
     await waiter.result()

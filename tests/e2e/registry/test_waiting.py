@@ -59,15 +59,6 @@ async def test_what_is_waited_for_is_told_in_its_order(client: Client) -> None:
     assert output.events.index("started") == len(output.waiting)
 
 
-async def test_memory_that_is_being_freed_is_told(client: Client) -> None:
-    alone = await client.answer("a", 60)
-    victim = client.ask("a", 60)
-    await victim.tokens(3)
-    output = await client.answer(SLOW, contention=policy("preempt"), waiting_events=True)
-    assert "EVICTING" in output.wait_states
-    assert (await victim.result()).ids == alone.ids
-
-
 async def test_a_full_model_tells_that_a_row_is_waited_for(client: Client) -> None:
     crowd = [client.ask("a", 60, prompt=str(n)) for n in range(64)]
     await crowd[-1].tokens(1)
