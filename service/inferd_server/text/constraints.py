@@ -22,9 +22,9 @@ from .schema_places import compile_schema
 from .tokenizer import Tokenizer
 
 MAX_CHARACTERS = {
-    ConstraintKind.JSON_SCHEMA: 262_144,
-    ConstraintKind.REGEX: 65_536,
-    ConstraintKind.LARK_GRAMMAR: 65_536,
+    ConstraintKind.JSON_SCHEMA: 131_072,
+    ConstraintKind.REGEX: 8_192,
+    ConstraintKind.LARK_GRAMMAR: 32_768,
     ConstraintKind.CHOICE: 262_144,
 }
 """Longest source of each kind; a choice's is all of its options together."""
@@ -33,11 +33,11 @@ COMPILE_SECONDS = 5.0
 """Waited for a compilation, which takes 1-100 ms; the tokenizer's part, once for each, is extra."""
 CONCURRENT_COMPILATIONS = 4
 STACK_NBYTES = 512 << 20
-"""Address space; what is not touched costs nothing. The longest chain of references that fits a source needs 200 MB."""
+"""Address space; what is not touched costs nothing. The longest chain of references that fits a source needs 100 MB."""
 
 # The defaults allow five seconds and hundreds of megabytes for a single token. These keep the worst one under 0.2 s.
 _LIMITS = llguidance.LLParserLimits(
-    initial_lexer_fuel=500_000, step_lexer_fuel=50_000, max_lexer_states=20_000, verbose_errors=False
+    initial_lexer_fuel=100_000, step_lexer_fuel=50_000, max_lexer_states=20_000, verbose_errors=False
 )
 _MESSAGE_CHARACTERS = 200
 
