@@ -7,6 +7,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from grpc_status import rpc_status
 
 from support.calls import Peer, endless, failure_of, read, read_until, streamed, unary
 from support.servers import ServerProcess, serving, write_config
@@ -74,7 +75,7 @@ async def test_a_request_that_runs_too_long_is_ended_with_its_counts(peer: Peer)
     second = asyncio.ensure_future(read(peer.inference.StreamGenerate(endless("one"))))
     answer = await first
     error = answer.failure
-    assert 2.5 < time.monotonic() - began < 5
+    assert 2.5 < time.monotonic() - began < 10
     assert (error.code(), reason_of(error)) == (grpc.StatusCode.DEADLINE_EXCEEDED, "REQUEST_TIMEOUT")
     facts = facts_of(error)
     assert (facts["limit_ms"], facts["request_id"]) == ("3000", "long")
@@ -87,7 +88,7 @@ async def test_a_request_that_runs_too_long_is_ended_with_its_counts(peer: Peer)
     error = await failure_of(
         peer.inference.Generate(unary("one", prompt="x", ignore_eos=True, max_tokens=10**6), timeout=0.3)
     )
-    assert (error.code(), error.details()) == (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+    assert (error.code(), rpc_status.from_call(error)) == (grpc.StatusCode.DEADLINE_EXCEEDED, None)
 
 
 @pytest.fixture(scope="module")
