@@ -221,10 +221,11 @@ def test_a_key_that_is_not_built_yet_is_refused_by_name_with_the_reason(
 def test_a_key_that_is_not_built_yet_is_accepted_at_its_default(problems_of: Problems, tiny_model: Path) -> None:
     harmless = {"mllm": False, "isolation": "thread", "kv_bits": None, "kv_group_size": 64, "enable_mtp": False}
     assert problems_of(models=[{"name": "a", "path": str(tiny_model), **harmless}]) == {}
-    assert problems_of(manager={"memory_budget_gb": 1, "cache_memory_mb": 2048}) == {}
-    assert (
-        "prefix cache" in problems_of(manager={"memory_budget_gb": 1, "cache_memory_mb": 1})["manager.cache_memory_mb"]
-    )
+
+
+def test_the_prefix_cache_s_bound_reaches_every_engine(valid: Callable[..., Config]) -> None:
+    assert valid().entries[0].engine.prefix_cache_nbytes == 2048 * 2**20
+    assert valid(manager={"memory_budget_gb": 1, "cache_memory_mb": 0}).entries[0].engine.prefix_cache_nbytes == 0
 
 
 @pytest.mark.parametrize(("key", "names"), [("tool_call_parser", TOOL_CALLS), ("reasoning_parser", REASONING)])

@@ -45,6 +45,19 @@ async def test_a_request_that_can_never_fit_is_refused_with_the_numbers(peer: Pe
     assert int(facts["required_bytes"]) > 2 * 512 * 50_000
 
 
+async def test_prompt_tokens_that_were_seen_before_are_reported_and_change_nothing(peer: Peer) -> None:
+    story = "once upon a time " * 5
+    first = await peer.inference.Generate(calls.unary("tiny", prompt=story, max_tokens=8), timeout=20)
+    again = await peer.inference.Generate(calls.unary("tiny", prompt=story, max_tokens=8), timeout=20)
+    other = await calls.read(peer.inference.StreamGenerate(calls.streamed("tiny", prompt=story + "!", max_tokens=8)))
+    assert (first.usage.prompt_tokens, first.usage.cached_prompt_tokens) == (85, 0)
+    assert again.usage.cached_prompt_tokens == 84
+    assert again.text == first.text
+    assert other.end.usage.cached_prompt_tokens == 85
+    model = await peer.wait_for_model("tiny", lambda model: 0 < model.memory.cache_bytes <= LIMIT_NBYTES)
+    assert model.running_requests == 0
+
+
 async def test_many_that_fit_only_one_after_the_other_all_finish_within_the_limit(
     peer: Peer, server: ServerProcess
 ) -> None:

@@ -35,8 +35,10 @@ def engine(folders: dict[str, Path], architecture: str) -> Iterator[Engine]:
 
 
 def measure(engine: Engine, lengths: list[tuple[int, int]], stagger: int) -> tuple[int, int]:
-    """Most bytes of caches at the end of any step, and most bytes of everything at any moment; as the scheduler does it,
-    the engine never has more than `max_rows`."""
+    """Most bytes of caches at the end of any step, and most bytes of everything at any moment.
+
+    As under the scheduler, the engine never has more than `max_rows`.
+    """
     import mlx.core as mx
 
     source = random.Random(0)

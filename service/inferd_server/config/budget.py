@@ -12,9 +12,6 @@ from .entry import is_batching, memory_share
 from .loading import Config
 from .rules import gib
 
-PREFIX_CACHE_IS_BUILT = False
-"""Whether cache_memory_mb binds anything in this version."""
-
 RESERVE_NBYTES = 128 * 2**20
 """Never promised to requests: the interpreter, tokenizers, and buffers that MLX keeps for reuse."""
 
@@ -72,7 +69,7 @@ def memory_figures(config: Config, working_set_nbytes: int) -> MemoryFigures:
         lowest_share=share,
         lowest_share_model=name,
         cache_nbytes=config.manager.cache_memory_mb * 2**20,
-        cache_entries=len(shares) if PREFIX_CACHE_IS_BUILT else 0,
+        cache_entries=len(config.models) if config.manager.cache_memory_mb else 0,
     )
 
 
@@ -130,7 +127,7 @@ def _ceiling_line(figures: MemoryFigures) -> str:
 
 def _cache_line(figures: MemoryFigures) -> str:
     if not figures.cache_entries:
-        return "prefix cache: none in this version" if not PREFIX_CACHE_IS_BUILT else "prefix cache: no entry has one"
+        return "prefix cache: none, because cache_memory_mb is 0"
     entries = "1 entry" if figures.cache_entries == 1 else f"{figures.cache_entries} entries"
     return f"prefix-cache limit: {gib(figures.cache_nbytes)} per model, binding for {entries}"
 

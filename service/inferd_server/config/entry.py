@@ -67,6 +67,7 @@ def entry_of(
             path=folder,
             trust_remote_code=model.trust_remote_code,
             step_timeout_seconds=manager.step_timeout_s,
+            prefix_cache_nbytes=manager.cache_memory_mb * 2**20,
             **_chosen(model, server.defaults),
         ),
         aliases=tuple(model.aliases),

@@ -137,9 +137,7 @@ class ManagerSection(Section):
     idle_unload_s: Seconds = _key(0.0, "unload a model idle for so long; 0: never")
     load_timeout_s: PositiveSeconds = _key(600.0, "longest load")
     step_timeout_s: PositiveSeconds = _key(60.0, "no progress for so long: the model is stuck and fails")
-    cache_memory_mb: Annotated[Mebibytes, Later("this version has no prefix cache")] = _key(
-        2048, "MiB of prefix cache, per model"
-    )
+    cache_memory_mb: Mebibytes = _key(2048, "most MiB of prefix cache, per model; 0: none")
     request_overrides: list[StrategyName] = Field(
         default_factory=lambda: [Strategy.FAIL, Strategy.WAIT, Strategy.WAIT_THEN_FAIL],
         max_length=16,

@@ -5,7 +5,7 @@ time that Python takes for one step's tokens is hidden behind the next step's co
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from . import caches as cache
 from .constraining import Constraining
 from .device import start
 from .logprobs import Logprobs
+from .prefix_cache import PrefixCache
 from .row import Row
 from .sampling import Sampler
 from .shaping import Shaping, is_shaped
@@ -39,11 +40,13 @@ class DecodeBatch:
 
     Args:
         vocabulary_size: width of the logits.
+        prefixes: where the caches of rows that leave are stored.
     """
 
-    def __init__(self, model: Any, vocabulary_size: int) -> None:
+    def __init__(self, model: Any, vocabulary_size: int, prefixes: PrefixCache) -> None:
         self._model = model
         self._vocabulary_size = vocabulary_size
+        self._prefixes = prefixes
         self._launches = 0
         self._next_last = 0
         self._drop()
@@ -54,6 +57,7 @@ class DecodeBatch:
         self._is_merged = False
         self._inputs: Any = None
         self._launched: _Launch | None = None
+        self._forwards = self._launches  # model calls; one ahead while its tokens are not drawn yet
         self._constraining: Constraining | None = None
         self._has_left = False
 
@@ -96,8 +100,7 @@ class DecodeBatch:
         """Drop a row: its place is free at the next step, or at once if it was the last."""
         row.is_done = True
         self._has_left = True
-        if all(each.is_done for each in self._everyone()):
-            self._drop()
+        self._drop_if_over()
 
     @property
     def is_under_way(self) -> bool:
@@ -138,6 +141,20 @@ class DecodeBatch:
     def _everyone(self) -> Sequence[Row]:
         return [*self._rows, *(self._launched.rows if self._launched else ())]
 
+    def _drop_if_over(self) -> None:
+        if all(each.is_done for each in self._everyone()):
+            self._store(range(len(self._rows)))
+            self._drop()
+
+    def _store(self, numbers: Iterable[int]) -> None:
+        """Give the prefix cache what these rows' caches hold, before they go."""
+        for number in numbers:
+            row = self._rows[number]
+            filled = len(row.context) - 1 + self._forwards - row.first_launch
+            if not row.failure:
+                place = number if self._is_merged else None
+                self._prefixes.put(row, cache.Source(self._caches, place, filled, min(filled, len(row.history))))
+
     def _settle(self) -> None:
         """Let go of rows that ended, and of those whose last token is under way."""
         if not self._has_left and self._launches <= self._next_last:
@@ -146,6 +163,7 @@ class DecodeBatch:
         self._has_left = False
         if len(kept) == len(self._rows):
             return
+        self._store(set(range(len(self._rows))) - set(kept))
         if kept:
             cache.keep_rows(self._caches, kept)
             self._inputs = self._inputs[mx.array(kept)]
@@ -174,6 +192,7 @@ class DecodeBatch:
         self._settle()
         if not self._rows:
             return None
+        self._forwards += 1
         return self._model(self._inputs[:, None], cache=self._caches)[:, -1]
 
     def _draw(self, logits: Any) -> _Launch | None:
@@ -210,11 +229,14 @@ class DecodeBatch:
                 token.ended = "end_id"
             elif launch.number == row.last_launch:
                 token.ended = "length"
+            if launch.number == row.first_launch:
+                token.cached_tokens = row.cached_tokens
             if token.ended or token.failure:
-                row.is_done = self._has_left = True
+                row.end(token)
+                self._has_left = True
             else:
                 row.take(token.token_id)
             tokens.append(token)
-        if self._has_left and all(each.is_done for each in self._everyone()):
-            self._drop()
+        if self._has_left:
+            self._drop_if_over()
         return tokens

@@ -4,13 +4,15 @@ A model has a list of them, one per layer. Those of one sequence come from `fres
 which can be extended by another batch and reduced to some of its rows.
 """
 
+import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
 from .memory import KV_BLOCK_TOKENS, CacheNeed
-from .upstream import make_prompt_cache
+from .upstream import KVCache, make_prompt_cache
 
 Caches = list[Any]
 
@@ -100,3 +102,72 @@ def _room(cache: Any) -> int | None:
     keys = getattr(cache, "keys", None)
     keys = keys[0] if isinstance(keys, (tuple, list)) else keys  # quantized ones have several arrays
     return int(keys.shape[-2]) if keys is not None else KV_BLOCK_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the caches of one sequence are: its own, or a row of a batch.
+
+    Attributes:
+        row: its number in the batch; None where the caches are its own.
+        filled: tokens that the caches hold of it.
+        tokens: how many of those (the first ones) are to be taken.
+    """
+
+    caches: Caches
+    row: int | None
+    filled: int
+    tokens: int
+
+    @property
+    def token_nbytes(self) -> int:
+        """Bytes of one token, of caches that can be cut."""
+        rows = 1 if self.row is None else self.caches[0].keys.shape[0]
+        return sum(layer.nbytes // (layer.keys.shape[2] * rows) for layer in self.caches)
+
+    def cut(self, blocks: Sequence[tuple[int, int]]) -> list[list[Any]]:
+        """Copies of adjoining blocks (begin, end), lazy: for each the keys of all layers in one array, and the values.
+
+        `can_cut` said yes to the caches.
+        """
+        begin, end = blocks[0][0], blocks[-1][1]
+        first = self.caches[0]
+        # A batch is aligned at its end.
+        place = begin + (0 if self.row is None else first._idx - self.filled)
+        part = (self.row or 0, slice(None), slice(place, place + end - begin))
+        stacks = [mx.stack([layer.keys[part] for layer in self.caches])]
+        stacks.append(mx.stack([layer.values[part] for layer in self.caches]))
+        if len(blocks) == 1:
+            return [stacks]
+        return [[mx.contiguous(stack[:, :, a - begin : b - begin]) for stack in stacks] for a, b in blocks]
+
+    def whole(self) -> Caches:
+        """A copy that a sequence can go on with, lazy."""
+        own = self.row is None
+        caches = copied(self.caches) if own else [layer.extract(self.row) for layer in self.caches]
+        for layer in _leaves(caches):
+            if hasattr(layer, "cache"):
+                # States are views of something larger (a batch, a chunk's activations), which they would keep alive.
+                layer.cache = [state if state is None else state * 1 for state in layer.cache]
+        return caches
+
+
+def can_cut(caches: Caches) -> bool:
+    """Whether every layer has a plain KV cache, all of one shape: such can be cut at any token."""
+    if not all(type(layer) is KVCache for layer in caches):
+        return False
+    return len({(layer.keys.shape, layer.values.shape, layer.keys.dtype) for layer in caches}) == 1
+
+
+def copied(caches: Caches) -> Caches:
+    """A copy; bytes are copied only once either is written to."""
+    return copy.deepcopy(caches)
+
+
+def joined(model: Any, pieces: Sequence[list[Any]], tokens: int) -> Caches:
+    """Caches for one sequence, filled with the first `tokens` of what `Source.cut` gave; lazy."""
+    keys, values = (mx.concatenate(list(parts), axis=2)[:, :, :tokens] for parts in zip(*pieces, strict=True))
+    caches = fresh(model)
+    for number, layer in enumerate(caches):
+        layer.keys, layer.values, layer.offset = keys[number : number + 1], values[number : number + 1], tokens
+    return caches

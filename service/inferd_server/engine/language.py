@@ -3,6 +3,7 @@
 import gc
 import logging
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any
@@ -13,12 +14,14 @@ from inferd_server.core.errors import FieldViolation, invalid_parameter
 from inferd_server.core.generation import DecodeRequest, Sampling, Token
 from inferd_server.core.model import EngineSettings, LoadAbandoned, Loading
 
+from . import caches as cache
 from .batch import DecodeBatch
 from .device import bound_buffer_cache, release_unused
 from .engine import Engine, StepResult
 from .loading import MODEL_ERRORS, LoadedModel, explain, load_language_model
 from .memory import Footprint, footprint
 from .prefill import Prefill
+from .prefix_cache import PrefixCache
 from .row import Row
 from .trial import probe, try_batching
 
@@ -64,6 +67,8 @@ class LanguageEngine:
         self._weights_nbytes = loaded.weights_nbytes
         probed = probe(self._model)
         self._width = probed.width
+        self._can_cut = probed.can_cut
+        self._prefix_cache_nbytes = settings.prefix_cache_nbytes
         self._footprint = footprint(
             loaded.config,
             probed.cache_need,
@@ -86,8 +91,8 @@ class LanguageEngine:
 
     @property
     def cache_nbytes(self) -> int:
-        """KV cache held now, bytes."""
-        return self._batch.cache_nbytes + self._prefill.cache_nbytes
+        """KV and prefix caches held now, bytes."""
+        return self._batch.cache_nbytes + self._prefill.cache_nbytes + self._prefixes.nbytes
 
     @property
     def footprint(self) -> Footprint:
@@ -148,7 +153,9 @@ class LanguageEngine:
             self._prefill.remove(row)
 
     def bound_prefix_cache(self, nbytes: int) -> None:
-        """There is none yet."""
+        """Let the prefix cache hold at most so many bytes from now on; what is beyond is dropped at once."""
+        self._prefix_cache_nbytes = nbytes
+        self._prefixes.bound(nbytes)
 
     def close(self) -> None:
         """Drop the model and caches and clear the buffer cache; nothing may be called afterwards."""
@@ -172,9 +179,16 @@ class LanguageEngine:
             return self._result(self._batch.step())
         piece = self._prefill.advance(self.max_rows - len(self._batch))
         if piece.caches is not None:
+            self._store(piece.ready, piece.caches)
             self._batch.join(piece.ready, piece.caches)
         self._batch.launch()
         return StepResult([], piece.tokens)
+
+    def _store(self, rows: Sequence[Row], caches: cache.Caches) -> None:
+        """Give the prefix cache the prompts that are filled: others that begin alike need not wait for their ends."""
+        for number, row in enumerate(rows):
+            place = number if len(rows) > 1 else None
+            self._prefixes.put(row, cache.Source(caches, place, row.filled, row.filled))
 
     def _result(self, tokens: list[Token]) -> StepResult:
         for token in tokens:
@@ -184,8 +198,9 @@ class LanguageEngine:
 
     def _start_empty(self) -> None:
         self._rows: dict[int, Row] = {}
-        self._prefill = Prefill(self._model, self._settings.prefill_step_size, self._batching)
-        self._batch = DecodeBatch(self._model, self._width)
+        self._prefixes = PrefixCache(self._model, self._prefix_cache_nbytes, can_cut=self._can_cut)
+        self._prefill = Prefill(self._model, self._settings.prefill_step_size, self._batching, self._prefixes)
+        self._batch = DecodeBatch(self._model, self._width, self._prefixes)
 
     def _start_again(self) -> None:
         """After a failed step every array of it is suspect: begin anew, and see whether the device still works."""

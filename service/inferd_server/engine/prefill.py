@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from . import caches as cache
 from .device import start
+from .prefix_cache import PrefixCache
 from .row import Row
 
 
@@ -41,8 +42,9 @@ class Piece:
 class Prefill:
     """Sequences that wait for prefill or are in it, in order of arrival."""
 
-    def __init__(self, model: Any, step_size: int, batching: Batching) -> None:
+    def __init__(self, model: Any, step_size: int, batching: Batching, prefixes: PrefixCache) -> None:
         self._model = model
+        self._prefixes = prefixes
         self._step_size = step_size
         self._batching = batching
         self._waiting: deque[Row] = deque()
@@ -71,8 +73,11 @@ class Prefill:
         Returns with the piece under way on the device, but never with more than one of a prompt: a removal takes effect
         within one piece.
         """
+        # Those that the prefix cache has something for go alone.
+        short = [row for row in self._short_rows(room) if not self._begin(row)]
         long = next((row for row in self._waiting if row.filled or row.unfilled > self._step_size), None)
-        short = self._short_rows(room)
+        if long is not None:
+            self._begin(long)
         self._was_long = long is not None and not (short and self._was_long)
         return self._advance_one(long) if long is not None and self._was_long else self._advance_together(short)
 
@@ -89,6 +94,14 @@ class Prefill:
                 break
             rows.append(row)
         return rows
+
+    def _begin(self, row: Row) -> bool:
+        """Let a row start with what the prefix cache has of its context; whether there is anything."""
+        found = self._prefixes.find(row) if row.caches is None else None
+        if found is None:
+            return False
+        row.caches, row.filled, row.cached_tokens = found.caches, found.tokens, found.tokens
+        return True
 
     def _advance_one(self, row: Row) -> Piece:
         """One chunk of one prompt, on its own caches."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from inferd_server.core.constraints import ConstraintBroken, Matcher
-from inferd_server.core.generation import DecodeRequest
+from inferd_server.core.generation import DecodeRequest, Token
 
 from .caches import Caches
 
@@ -16,6 +16,7 @@ class Row:
     Attributes:
         context: prompt and what was emitted before an interruption; its last token is the first decode step's input.
         filled: context tokens in the cache so far.
+        cached_tokens: how many of them came from the prefix cache.
         caches: of this sequence alone, while its prefill goes on.
         history: the context and every token read since, for penalties.
         first_launch: number of the decode launch that computes the first new token; -1 until it joins the batch.
@@ -29,6 +30,7 @@ class Row:
     request: DecodeRequest
     context: tuple[int, ...] = field(init=False)
     filled: int = 0
+    cached_tokens: int = 0
     caches: Caches | None = None
     history: list[int] = field(init=False)
     first_launch: int = -1
@@ -49,6 +51,12 @@ class Row:
         self.history.append(token_id)
         if self.matcher is not None:
             self._match((token_id,))
+
+    def end(self, token: Token) -> None:
+        """Note the last token; the next model call, under way already, may have it as its input."""
+        self.is_done = True
+        self.failure = token.failure
+        self.history.append(token.token_id)
 
     def _match(self, ids: Sequence[int]) -> None:
         assert self.matcher is not None

@@ -23,11 +23,13 @@ _MAX_RELATIVE_DIFFERENCE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What one token shows: the width of the logits, bytes of one activation, and what a sequence's caches take."""
+    """What one token shows: the width of the logits, bytes of one activation, what a sequence's caches take, and
+    whether they can be cut at any token."""
 
     width: int
     itemsize: int
     cache_need: CacheNeed
+    can_cut: bool
 
 
 def probe(model: Any) -> Probe:
@@ -35,7 +37,7 @@ def probe(model: Any) -> Probe:
     caches = cache.fresh(model)
     logits = model(mx.array([[0]]), cache=caches)
     mx.eval(logits, cache.states(caches))
-    return Probe(int(logits.shape[-1]), int(logits.dtype.size), cache.need(caches))
+    return Probe(int(logits.shape[-1]), int(logits.dtype.size), cache.need(caches), cache.can_cut(caches))
 
 
 def try_batching(model: Any, vocabulary_size: int) -> Batching:

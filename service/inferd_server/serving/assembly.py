@@ -17,6 +17,7 @@ class Assembly:
 
     Attributes:
         emitted_ids: ids of all output tokens so far, what a resumed engine goes on behind.
+        cached_prompt_tokens: how much of the prompt was in a prefix cache.
         finish_reason: None while the output goes on.
         matched_stop: the stop sequence that ended it, or "".
     """
@@ -41,6 +42,7 @@ class Assembly:
         self._length_reason = length_reason
         self._tool_calls = 0
         self.emitted_ids: list[int] = []
+        self.cached_prompt_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.matched_stop = ""
 
@@ -50,6 +52,8 @@ class Assembly:
         Sets `finish_reason` at the end; tokens behind a matched stop sequence are dropped.
         """
         before = len(self.emitted_ids)
+        if not before:
+            self.cached_prompt_tokens = tokens[0].cached_tokens
         delta = Delta()
         if self._matches_text:
             self._add_one_by_one(tokens, delta)
