@@ -15,7 +15,7 @@ from inferd_server.core.model import ModelState
 from .instances import Cause, Check, Claim, EngineLife, Instance, Model
 from .planner import delays, smallest_set
 from .residency import Residency
-from .room import Room, Victim, cost, is_immovable, preemptible_at, survey, unowned_nbytes
+from .room import Room, Victim, cost, is_immovable, owed_nbytes, preemptible_at, survey, unowned_nbytes
 from .tickets import Group, Outlook, Ticket, TicketQueue
 
 LOOKAHEAD_GROUPS = 16
@@ -76,19 +76,21 @@ class Placement:
     # --- claims --------------------------------------------------------------------------------------------------
 
     def _advance_claims(self, now: float) -> None:
+        unowned = unowned_nbytes(self._residency)  # folded again only when it has changed: claims may be many
         for name in list(self._residency.claims):
             claim = self._residency.claims.get(name)
             group = self._queue.groups.get(name)
             if claim is None or group is None:
                 continue
-            if self._may_start(self._residency.models[name]) and claim.need_nbytes <= unowned_nbytes(
-                self._residency, but=name
-            ):
-                self._start(self._residency.models[name], now)
+            model = self._residency.models[name]
+            if self._may_start(model) and claim.need_nbytes <= unowned + owed_nbytes(claim, self._residency):
+                self._start(model, now)
             elif claim.victims:
                 self._sharpen(claim, group, now)
+                continue
             else:
                 self._residency.drop_claim(name, now)
+            unowned = unowned_nbytes(self._residency)
 
     def _sharpen(self, claim: Claim, group: Group, now: float) -> None:
         """A claim that drains may interrupt as soon as a ticket of it may preempt."""

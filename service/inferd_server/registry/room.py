@@ -66,9 +66,9 @@ def owed_nbytes(claim: Claim, residency: Residency) -> int:
     return max(0, claim.need_nbytes - sum(residency.nbytes(victim) for victim in claim.victims.values()))
 
 
-def unowned_nbytes(residency: Residency, *, but: str = "") -> int:
-    """Available bytes that no claim (other than that of `but`) and no growing instance owns."""
-    owed = sum(owed_nbytes(claim, residency) for name, claim in residency.claims.items() if name != but)
+def unowned_nbytes(residency: Residency) -> int:
+    """Available bytes that no claim and no growing instance owns."""
+    owed = sum(owed_nbytes(claim, residency) for claim in residency.claims.values())
     growing = sum(instance.growing_nbytes for instance in residency.open.values())
     return residency.ledger.available_nbytes - owed - growing
 
