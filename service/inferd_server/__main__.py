@@ -42,7 +42,7 @@ def _parameter(setting: Setting) -> inspect.Parameter:
         setting.flag,
         metavar={bool: "true|false", int: "NUMBER", float: "NUMBER"}.get(setting.kind, "TEXT"),
         help=f"{setting.meaning} [{setting.variable}; default: {setting.default}]",
-        rich_help_panel="Settings of the file's server and logging sections",
+        rich_help_panel="Settings of the file's server, logging and metrics sections",
     )
     annotation = Annotated[str | None, option]
     return inspect.Parameter(

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from inferd_server.config import (
     Config,
@@ -21,6 +22,7 @@ from inferd_server.config import (
 )
 from inferd_server.core.errors import InferdError, server_draining
 from inferd_server.core.model import EngineSettings, Loading, ModelEntry, Resident
+from inferd_server.core.observer import UNOBSERVED, Observer
 from inferd_server.engine import device
 from inferd_server.engine.checks import check_model_folder
 from inferd_server.engine.engine import Engine
@@ -33,6 +35,9 @@ from inferd_server.serving.generation import GenerationOptions
 from inferd_server.serving.generations import Generations, ServingOptions
 from inferd_server.serving.lifecycle import Lifecycle, Phase
 from inferd_server.text.texts import Texts
+
+if TYPE_CHECKING:
+    from inferd_server.telemetry.monitoring import Monitoring
 
 log = logging.getLogger("inferd.app")
 
@@ -56,6 +61,7 @@ class EngineLoader:
     def __init__(self, open_engine: OpenEngine, memory: WorkMemory) -> None:
         self._open_engine = open_engine
         self._memory = memory
+        self.observer: Observer = UNOBSERVED
         self._threads = Threads(device.end_thread)
 
     async def check(self, entry: ModelEntry) -> None:
@@ -67,7 +73,13 @@ class EngineLoader:
     ) -> Resident:
         """See core.model.Loader."""
         return await Scheduler.open(
-            entry.engine, loading, self._open_engine, on_death, threads=self._threads, memory=self._memory
+            entry.engine,
+            loading,
+            self._open_engine,
+            on_death,
+            threads=self._threads,
+            memory=self._memory,
+            observer=self.observer,
         )
 
     async def close(self) -> None:
@@ -90,7 +102,10 @@ class App:
         self._loader = EngineLoader(open_engine, self._memory)
         self._registry = Registry(entries(config), self._loader, limits, active_nbytes=device.active_nbytes)
         self._texts = Texts()
-        self._generations = Generations(self._registry, self._texts, _serving_options(config))
+        self._monitoring = self._make_monitoring(figures)
+        observer = UNOBSERVED if self._monitoring is None else self._monitoring.metrics
+        self._loader.observer = observer
+        self._generations = Generations(self._registry, self._texts, _serving_options(config), observer=observer)
         info = ServerInfo(
             version=version("inferd"),
             mlx_version=figures.mlx_version,
@@ -104,10 +119,21 @@ class App:
         self._server = Server(
             Services(self._generations, self._registry, self._lifecycle, info),
             ListenSettings(config.server.listen, config.server.max_message_nbytes),
+            observer=observer,
         )
         self._stop = asyncio.Event()
         self._reload_asked = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
+
+    def _make_monitoring(self, figures: device.DeviceReport) -> "Monitoring | None":
+        listen = self._config.metrics.listen
+        if listen is None:
+            return None
+        # Imported here: a server that nobody watches needs no metrics library.
+        from inferd_server.telemetry.monitoring import Build, Monitoring  # noqa: PLC0415
+
+        build = Build(version("inferd"), figures.mlx_version, figures.device)
+        return Monitoring(listen, self._registry, build, lambda: self._lifecycle.phase is Phase.READY)
 
     def _work_limit(self, config: Config) -> int:
         if self._fixed_work_limit is not None:
@@ -116,6 +142,10 @@ class App:
 
     async def run(self, announce: Callable[[str], None]) -> int:
         """Serve until a signal; returns the exit code."""
+        async with self._monitoring or contextlib.nullcontext():
+            return await self._serve(announce)
+
+    async def _serve(self, announce: Callable[[str], None]) -> int:
         with self._signals():
             address = await self._server.start()
             announce(f"listening on {address}")

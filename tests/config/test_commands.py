@@ -86,6 +86,7 @@ def test_every_setting_is_a_flag_of_serve(run: Run, served: list[Config], file: 
         "server.defaults.min_p": "0.5",
         "logging.format": "json",
         "logging.level": "debug",
+        "metrics.listen": "127.0.0.1:8",
     }
     words = [word for setting in SETTINGS for word in (setting.flag, other.get(setting.path, "7"))]
     assert run("serve", "--config", file, *words).exit_code == 3

@@ -125,11 +125,13 @@ def write_config(
     budget_gb: float,
     server: dict[str, Any] | None = None,
     manager: dict[str, Any] | None = None,
+    metrics: dict[str, Any] | None = None,
 ) -> Path:
     """A configuration file with short times; `models` are entries as in the file."""
     config = {
         "server": {"listen": "127.0.0.1:0", "drain_delay_s": 0, "drain_timeout_s": 5, **(server or {})},
         "manager": {"memory_budget_gb": budget_gb, "min_residency_s": 0, **(manager or {})},
+        "metrics": metrics,
         "models": [
             {key: str(value) if isinstance(value, Path) else value for key, value in model.items()} for model in models
         ],

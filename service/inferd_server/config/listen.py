@@ -4,7 +4,8 @@ import ipaddress
 import re
 import sys
 
-FORMS = "HOST:PORT (port 0 to 65535; an IPv6 host in brackets) or unix:/path"
+HOST_AND_PORT = "HOST:PORT (port 0 to 65535; an IPv6 host in brackets)"
+FORMS = f"{HOST_AND_PORT} or unix:/path"
 # sockaddr_un.sun_path, with its terminating zero.
 MAX_SOCKET_PATH_NBYTES = 103 if sys.platform == "darwin" else 107
 _HOST_AND_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
@@ -14,15 +15,34 @@ def listen_problem(address: str, *, insecure: bool) -> str:
     """What is wrong with an address; "" if nothing is. `insecure` allows those that other machines can reach."""
     if address.startswith("unix:"):
         return _socket_problem(address.removeprefix("unix:"))
-    match = _HOST_AND_PORT.fullmatch(address)
-    if match is None or int(match["port"]) > 65535:
+    host = _host(address)
+    if host is None:
         return f"must be {FORMS}; got {address!r}"
-    if insecure or is_loopback(match["host"]):
+    if insecure or is_loopback(host):
         return ""
     return (
         f"{address} can be reached from other machines, and this version has neither TLS nor keys: anyone there could "
         "use and unload the models. Listen at 127.0.0.1 or a unix: socket, or say --insecure"
     )
+
+
+def metrics_listen_problem(address: str, *, insecure: bool) -> str:
+    """The same for the address of the metrics."""
+    host = _host(address)
+    if host is None:
+        return f"must be {HOST_AND_PORT}; got {address!r}"
+    if insecure or is_loopback(host):
+        return ""
+    return (
+        f"{address} can be reached from other machines: anyone there could read which models are used, and how much. "
+        "Listen at 127.0.0.1, or say --insecure"
+    )
+
+
+def _host(address: str) -> str | None:
+    """The host of HOST:PORT; None if it is no such address."""
+    match = _HOST_AND_PORT.fullmatch(address)
+    return None if match is None or int(match["port"]) > 65535 else match["host"]
 
 
 def is_loopback(host: str) -> bool:

@@ -15,7 +15,7 @@ from inferd_server.registry.catalog import ModelFacts, read_facts
 from . import rules
 from .document import Document, read_document
 from .entry import contention_policy, entry_of, local_folder, nbytes_of
-from .listen import listen_problem
+from .listen import listen_problem, metrics_listen_problem
 from .problems import ConfigError, Location, Problem, dotted, problems_of, unknown_key
 from .schema import (
     LATER_SECTIONS,
@@ -23,6 +23,7 @@ from .schema import (
     SECTIONS,
     LoggingSection,
     ManagerSection,
+    MetricsSection,
     ModelSection,
     Section,
     ServerSection,
@@ -69,6 +70,7 @@ class Config:
     server: ServerSection
     manager: ManagerSection
     logging: LoggingSection
+    metrics: MetricsSection
     models: tuple[ModelSection, ...]
     entries: tuple[ModelEntry, ...]
     damage: Mapping[str, tuple[str, ...]]
@@ -147,7 +149,7 @@ def reload_config(config: Config, environ: Mapping[str, str] | None = None) -> C
     fresh = load(config.sources, environ)
     problems = [
         Problem(f"{section}.{key}", "is fixed while the server runs; restart it to change this")
-        for section in ("server", "manager", "logging")
+        for section in ("server", "manager", "logging", "metrics")
         for key, value in getattr(fresh, section)
         if value != getattr(getattr(config, section), key)
     ]
@@ -179,8 +181,9 @@ class _Reading:
         server = self._section(ServerSection, document.get("server"), ("server",))
         manager = self._section(ManagerSection, document.get("manager"), ("manager",))
         logging = self._section(LoggingSection, document.get("logging"), ("logging",))
+        metrics = self._section(MetricsSection, document.get("metrics"), ("metrics",))
         models = self._models(document.get("models"))
-        self._check_server(server)
+        self._check_listen(server, metrics)
         self.problems += rules.policy_problems(manager)
         described = [
             (i, entry_of(model, server, manager, folder, facts), facts)
@@ -194,7 +197,7 @@ class _Reading:
             raise ConfigError([self._attributed(problem) for problem in self.problems])
         damage = {entry.name: facts.damage for _, entry, facts in described if facts.damage}
         sections = tuple(model for _, model in models)
-        return Config(server, manager, logging, sections, entries, damage, self.sources)
+        return Config(server, manager, logging, metrics, sections, entries, damage, self.sources)
 
     def _check_sections(self, document: Document) -> None:
         for key, value in document.items():
@@ -248,10 +251,14 @@ class _Reading:
             models.append((item if isinstance(item, dict) else None, section))
         return models
 
-    def _check_server(self, server: ServerSection) -> None:
-        message = listen_problem(server.listen, insecure=self.sources.insecure)
+    def _check_listen(self, server: ServerSection, metrics: MetricsSection) -> None:
+        insecure = self.sources.insecure
+        message = listen_problem(server.listen, insecure=insecure)
         if message:
             self.problems.append(Problem("server.listen", message))
+        message = "" if metrics.listen is None else metrics_listen_problem(metrics.listen, insecure=insecure)
+        if message:
+            self.problems.append(Problem("metrics.listen", message))
 
     def _sized(
         self, models: list[tuple[Document | None, ModelSection]]

@@ -214,11 +214,16 @@ class LoggingSection(Section):
     level: LogLevel = _key("info", "least severity that is logged")
 
 
+class MetricsSection(Section):
+    """Figures for Prometheus, over HTTP."""
+
+    listen: Text | None = _key(None, "HOST:PORT (port 0: any free one) that answers GET /metrics; null: none")
+
+
 LATER_SECTIONS = {
     "auth": "this version knows no keys",
     "tls": "this version serves without TLS",
     "limits": "this version has no rate limits",
-    "metrics": "this version serves no metrics",
     "tracing": "this version exports no traces",
 }
 SECTIONS: dict[str, type[Section]] = {
@@ -226,5 +231,6 @@ SECTIONS: dict[str, type[Section]] = {
     "manager": ManagerSection,
     "models": ModelSection,
     "logging": LoggingSection,
+    "metrics": MetricsSection,
 }
 MAX_MODELS = 4096

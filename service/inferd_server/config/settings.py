@@ -1,11 +1,11 @@
-"""Settings that can also be given outside the file: each key of `server` and `logging` as flag and variable."""
+"""Settings that can also be given outside the file: each key of `server`, `logging`, `metrics` as flag and variable."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from .problems import hints, nested_section
-from .schema import LoggingSection, Section, ServerSection
+from .schema import LoggingSection, MetricsSection, Section, ServerSection
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,7 @@ def _kind(annotation: Any) -> type:
 SETTINGS: tuple[Setting, ...] = (
     *_settings(ServerSection, ("server",), ""),
     *_settings(LoggingSection, ("logging",), "log_"),
+    *_settings(MetricsSection, ("metrics",), "metrics_"),
 )
 
 

@@ -117,11 +117,17 @@ class ModelEntry:
 
 @dataclass(frozen=True, slots=True)
 class ResidentStatistics:
-    """A snapshot of one loaded model's work. `cache_nbytes` is KV and prefix caches held now, in bytes."""
+    """A snapshot of one loaded model's work.
+
+    Attributes:
+        cache_nbytes: KV and prefix caches held now, in bytes.
+        step_age_seconds: since its engine, which has work, last ended a step; 0 without work.
+    """
 
     running: int = 0
     waiting: int = 0
     cache_nbytes: int = 0
+    step_age_seconds: float = 0.0
 
 
 class Resident(Protocol):

@@ -52,6 +52,8 @@ class Observer:
             running=sum(figure.running for figure in figures),
             waiting=self._machine.queue.waiting(model.name) + sum(figure.waiting for figure in figures),
             last_used_time=self._unix(current.last_used_at) if current.last_used_at else 0.0,
+            load_seconds=current.load_seconds,
+            step_age_seconds=max(figure.step_age_seconds for figure in figures),
         )
 
     def memory(self) -> MemorySnapshot:

@@ -10,7 +10,8 @@ from .instances import Counters
 
 @dataclass(frozen=True, slots=True)
 class ModelSnapshot:
-    """One model. Times are unix seconds; `last_error` is (reason, message, time); `removed`: it left the registry."""
+    """One model. Times are unix seconds; `last_error` is (reason, message, time); `removed`: it left the registry;
+    `load_seconds`: how long the load of this generation took."""
 
     entry: ModelEntry
     state: ModelState
@@ -27,6 +28,8 @@ class ModelSnapshot:
     waiting: int = 0
     last_used_time: float = 0.0
     removed: bool = False
+    load_seconds: float = 0.0
+    step_age_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

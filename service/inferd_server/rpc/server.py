@@ -9,6 +9,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from inferd.v1 import inference_service_pb2, inference_service_pb2_grpc, model_service_pb2, model_service_pb2_grpc
 from inferd_server.core.errors import reader_stalled, server_shutdown
 from inferd_server.core.model import Clock
+from inferd_server.core.observer import UNOBSERVED, Observer
 
 from .health import Health, HealthServicer
 from .inference import InferenceServicer
@@ -16,6 +17,7 @@ from .interceptors.access_log import access_log
 from .interceptors.around import Around
 from .interceptors.edge import edge
 from .interceptors.gate import gate
+from .interceptors.observing import observing
 from .listening import ListenSettings, bind
 from .models import ModelServicer
 from .reflection import add_reflection
@@ -51,10 +53,18 @@ def server_options(max_message_nbytes: int) -> list[tuple[str, int]]:
 class Server:
     """Serves `services`. There is no bound on concurrent RPCs here: it would refuse health probes too."""
 
-    def __init__(self, services: Services, listen: ListenSettings, *, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        services: Services,
+        listen: ListenSettings,
+        *,
+        clock: Clock = time.monotonic,
+        observer: Observer = UNOBSERVED,
+    ) -> None:
         self._listen = listen
-        # From the outside in: the log sees every outcome, the edge answers what the gate and the handlers raise.
-        self._around = Around([access_log(clock), edge, gate(services.lifecycle)], clock=clock)
+        # From the outside in: log and metrics see every outcome, the edge answers what the gate and the handlers raise.
+        watched = [] if observer is UNOBSERVED else [observing(observer, clock)]
+        self._around = Around([access_log(clock), *watched, edge, gate(services.lifecycle)], clock=clock)
         self._server = grpc.aio.server(interceptors=[self._around], options=server_options(listen.max_message_nbytes))
         health = Health(services.lifecycle, services.registry)
         health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(health), self._server)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from inferd_server.core.errors import InferdError, engine_failed, model_unloaded, out_of_memory, slow_consumer
 from inferd_server.core.generation import DecodeRequest, Token
 from inferd_server.core.model import Clock, EngineSettings, Interrupted, Loading, ResidentStatistics
+from inferd_server.core.observer import UNOBSERVED, Observer
 
 from .coalescing import Ticks
 from .memory import Share, WorkMemory
@@ -86,6 +87,7 @@ class Scheduler:
         clock: Clock = time.monotonic,
         memory: WorkMemory | None = None,
         threads: Threads | None = None,
+        observer: Observer = UNOBSERVED,
     ) -> "Scheduler":
         """Start the thread that opens the engine and owns it until `close`.
 
@@ -101,7 +103,7 @@ class Scheduler:
         """
         scheduler = cls(settings, on_death, clock, memory or WorkMemory())
         own_loading = _OwnLoading(loading)
-        worker = scheduler._worker = Worker(settings, clock, scheduler._deliver, end_thread, threads)
+        worker = scheduler._worker = Worker(settings, clock, scheduler._deliver, end_thread, threads, observer)
         worker.start(open_engine, own_loading)
         try:
             await asyncio.shield(worker.opened)
@@ -125,12 +127,14 @@ class Scheduler:
 
     def statistics(self) -> SchedulerStatistics:
         """A frozen snapshot."""
+        pending_since = self._worker.busy_since
         return SchedulerStatistics(
             running=len(self._running),
             waiting=len(self._waiting),
             cache_nbytes=self._worker.cache_nbytes,
+            step_age_seconds=0.0 if pending_since is None else self._clock() - pending_since,
             last_step_at=self._worker.last_step_at,
-            step_pending_since=self._worker.busy_since,
+            step_pending_since=pending_since,
         )
 
     def submit(self, request: DecodeRequest, *, priority: int = 0, coalesce_seconds: float = 0.010) -> Stream:

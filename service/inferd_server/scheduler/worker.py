@@ -15,6 +15,7 @@ from typing import TypeVar
 from inferd_server.core.errors import InferdError, engine_failed, model_load_failed
 from inferd_server.core.generation import Token
 from inferd_server.core.model import Clock, EngineSettings, LoadAbandoned, Loading
+from inferd_server.core.observer import UNOBSERVED, Observer
 from inferd_server.engine.engine import Engine
 from inferd_server.engine.memory import Footprint
 
@@ -60,12 +61,14 @@ class Worker:
         on_report: Callable[[], None],
         end_thread: Callable[[], None],
         threads: Threads | None,
+        observer: Observer = UNOBSERVED,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._on_report = on_report
         self._threads = threads or Threads(end_thread)
         self._owns_threads = threads is None
+        self._observer = observer
         self._loop = asyncio.get_running_loop()
         self._engine: Engine  # never a local variable: frames outlive their calls in tracebacks
         self._inbox: SimpleQueue[Command] = SimpleQueue()
@@ -214,6 +217,8 @@ class Worker:
 
     def _note_progress(self) -> None:
         now = self._clock()
+        if self.busy_since is not None:
+            self._observer.step(self._settings.name, now - self.busy_since, len(self._uids))
         self.busy_since = self.last_step_at = now
         if now >= self._cache_read_at + CACHE_READ_SECONDS:
             self._cache_read_at = now

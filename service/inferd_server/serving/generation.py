@@ -21,6 +21,7 @@ from inferd_server.core.generation import (
     WaitState,
 )
 from inferd_server.core.model import Clock, ContentionPolicy, Interrupted, ModelEntry
+from inferd_server.core.observer import UNOBSERVED, GenerationObserver
 from inferd_server.registry.lease import Lease
 from inferd_server.registry.registry import LeaseRequest, Registry
 from inferd_server.scheduler.scheduler import Scheduler
@@ -76,6 +77,7 @@ class Generation:
         options: GenerationOptions,
         clock: Clock,
         deadline: float | None,
+        observer: GenerationObserver = UNOBSERVED,
     ) -> None:
         self.request = request
         self.entry = entry
@@ -86,6 +88,7 @@ class Generation:
         self._clock = clock
         self._deadline = deadline
         self._stopwatch = Stopwatch(clock)
+        self._observer = observer
         self._preemptions = 0
         self._was_handed_back = False  # by a preemption, running or not yet admitted: it asks as one interrupted
         self._preemptions_by: tuple[tuple[str, float], ...] = ()
@@ -129,6 +132,8 @@ class Generation:
         finally:
             if self._timeout is not None:
                 self._timeout.cancel()
+            if self._has_started:
+                self._observer.ended(len(prepared.ids), prepared.assembly.cached_prompt_tokens)
 
     async def _attempts(self, prepared: PreparedPrompt) -> AsyncGenerator[Event, None]:
         """One attempt for each time that the model is (again) resident, until the output has ended."""
@@ -187,8 +192,9 @@ class Generation:
                 if self._admit():
                     yield self._started(prepared, lease)
                 async for tokens in stream:
-                    self._stopwatch.token()
+                    gap_seconds = self._stopwatch.token()
                     delta = prepared.assembly.add(tokens)
+                    self._observer.output(gap_seconds, delta.completion_tokens)
                     if delta.text or delta.reasoning or delta.tool_calls or delta.token_ids or delta.logprobs:
                         yield delta
                     if prepared.assembly.finish_reason is not None:
@@ -236,6 +242,11 @@ class Generation:
         first = self.stage is not Stage.INTERRUPTED
         self.stage = Stage.RUNNING
         self._stopwatch.admitted()
+        if first:
+            timing = self._stopwatch.timing()
+            self._observer.admitted(timing.queue, timing.load)
+        else:
+            self._observer.resumed()
         if self._timeout is None and self._options.request_timeout_seconds:
             limit = self._options.request_timeout_seconds
             self._timeout = asyncio.get_running_loop().call_later(limit, self.end, request_timeout(limit))
@@ -250,6 +261,7 @@ class Generation:
         self._was_handed_back = True
         if self.stage is Stage.RUNNING:
             self._preemptions += 1
+            self._observer.interrupted()
             self.stage = Stage.INTERRUPTED
         self._stopwatch.interrupted()
 
@@ -281,8 +293,12 @@ class Generation:
         if self._error is not None:
             raise self._error
 
+    @property
+    def _has_started(self) -> bool:
+        return self.stage in {Stage.RUNNING, Stage.INTERRUPTED}
+
     def _with_counts(self, error: InferdError, prepared: PreparedPrompt) -> InferdError:
-        if self.stage not in {Stage.RUNNING, Stage.INTERRUPTED}:
+        if not self._has_started:
             return error
         return error.with_facts(
             request_id=self.request.request_id, completion_tokens=len(prepared.assembly.emitted_ids)

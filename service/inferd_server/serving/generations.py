@@ -18,6 +18,7 @@ from inferd_server.core.errors import (
 )
 from inferd_server.core.generation import ChatPrompt, Event, GenerationRequest, Prompt, RawPrompt, TokenPrompt
 from inferd_server.core.model import Clock, ModelEntry
+from inferd_server.core.observer import UNOBSERVED, Observer
 from inferd_server.registry.registry import Registry
 from inferd_server.text.constraints import Constraints
 from inferd_server.text.texts import Texts
@@ -47,13 +48,20 @@ class Generations:
     """The table of requests in flight. Lives on the event loop."""
 
     def __init__(
-        self, registry: Registry, texts: Texts, options: ServingOptions, *, clock: Clock = time.monotonic
+        self,
+        registry: Registry,
+        texts: Texts,
+        options: ServingOptions,
+        *,
+        clock: Clock = time.monotonic,
+        observer: Observer = UNOBSERVED,
     ) -> None:
         self._registry = registry
         self._texts = texts
         self._constraints = Constraints()
         self._options = options
         self._clock = clock
+        self._observer = observer
         self._in_flight: dict[str, Generation] = {}
         self._changed = asyncio.Event()
         self._refusal: InferdError | None = None
@@ -149,6 +157,7 @@ class Generations:
             self._options.generation,
             self._clock,
             deadline,
+            self._observer.generation(entry.name),
         )
         self._in_flight[request_id] = generation
         return generation

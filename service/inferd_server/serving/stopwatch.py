@@ -30,12 +30,14 @@ class Stopwatch:
             self._waiting_since = None
         self._prefill_since = now
 
-    def token(self) -> None:
-        """Tokens arrived."""
-        self._last_token = self._clock()
+    def token(self) -> float:
+        """Tokens arrived; returns how long after the last ones, or after the start."""
+        now = self._clock()
+        gap, self._last_token = now - self._last_token, now
         if self._prefill_since is not None:
-            self._prefill += self._last_token - self._prefill_since
+            self._prefill += now - self._prefill_since
             self._prefill_since = None
+        return gap
 
     def interrupted(self) -> None:
         """The row was taken back; what prefill had begun is lost time in the queue."""

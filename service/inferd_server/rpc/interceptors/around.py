@@ -120,7 +120,8 @@ class Around(grpc.aio.ServerInterceptor):
     async def _open(self, method: str, request: Any, context: Context) -> AsyncIterator[Call]:
         call = Call(method, context, self._clock())
         call.request_id = echo(getattr(request, "request_id", ""))
-        call.model = echo(getattr(request, "model", "") or getattr(request, "name", ""))
+        call.model_as_asked = getattr(request, "model", "") or getattr(request, "name", "")
+        call.model = echo(call.model_as_asked)
         enter(call)
         self._track()
         self._calls.add(call)

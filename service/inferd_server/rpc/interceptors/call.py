@@ -19,6 +19,7 @@ class Call:
         method: full name, `/inferd.v1.InferenceService/Generate`.
         request_id: the caller's id, or the server's once it made one; safe to log.
         model: the name asked for; safe to log.
+        model_as_asked: the same, whole: any text.
         code, reason: how it ended; set by interceptors/edge.py.
         is_answered: an error status is on its way.
         is_opening: the first write is pending. grpc notes only after it that the metadata went out, and an abort
@@ -32,6 +33,7 @@ class Call:
         self.started = started
         self.request_id = ""
         self.model = ""
+        self.model_as_asked = ""
         self.code = grpc.StatusCode.OK
         self.reason = ""
         self.writing_since: float | None = None
