@@ -29,6 +29,7 @@ def test_a_minimal_file_takes_every_default(valid: Valid, tiny_model: Path) -> N
     [entry] = entries(config)
     assert (entry.name, entry.engine.path, entry.max_queue) == ("tiny", tiny_model, 256)
     assert (entry.engine.max_batch_size, entry.engine.prefill_step_size) == (64, 512)
+    assert entry.engine.target_gap_seconds is None
 
 
 def test_every_written_key_arrives(valid: Valid, tiny_model: Path) -> None:
@@ -43,6 +44,7 @@ def test_every_written_key_arrives(valid: Valid, tiny_model: Path) -> None:
         "max_batch_size": 3,
         "estimated_memory_gb": 0.5,
         "prefill_step_size": 64,
+        "target_gap_ms": 50,
         "stream_interval": 2,
         "gpu_memory_utilization": 0.5,
         "max_queue": 7,
@@ -65,6 +67,7 @@ def test_every_written_key_arrives(valid: Valid, tiny_model: Path) -> None:
     assert entry.engine.step_timeout_seconds == 5
     assert not entry.engine.continuous_batching
     assert (entry.engine.max_batch_size, entry.engine.prefill_step_size, entry.engine.stream_interval) == (3, 64, 2)
+    assert entry.engine.target_gap_seconds == 0.05
     assert entry.engine.trust_remote_code
     assert (entry.defaults.temperature, entry.defaults.top_k, entry.defaults.max_tokens) == (0.1, 5, 11)
     assert config.policy == ContentionPolicy(Strategy.WAIT_THEN_PREEMPT, 45, 1.5)

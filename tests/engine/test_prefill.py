@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from inferd_server.engine.engine import Engine
+from inferd_server.engine.pacing import SMALLEST_PIECE
+from inferd_server.engine.prefill import OLDEST_EVERY
 from support.engine_room import open_engine, request
 
 STEP_SIZE = 32
@@ -13,14 +15,15 @@ STEP_SIZE = 32
 
 @pytest.fixture
 def engine(tiny_model: Path) -> Iterator[Engine]:
-    engine = open_engine(tiny_model, prefill_step_size=STEP_SIZE)
+    """Beside running rows its first piece has SMALLEST_PIECE tokens, every other one STEP_SIZE."""
+    engine = open_engine(tiny_model, prefill_step_size=STEP_SIZE, target_gap_seconds=1000.0)
     yield engine
     engine.close()
 
 
 def steps_until_first_token(engine: Engine, *uids: int) -> list[int]:
     first: dict[int, int] = {}
-    for step in range(1, 200):
+    for step in range(1, 400):
         for token in engine.step().tokens:
             first.setdefault(token.uid, step)
         if all(uid in first for uid in uids):
@@ -31,7 +34,7 @@ def steps_until_first_token(engine: Engine, *uids: int) -> list[int]:
 def test_no_step_prefills_more_than_its_size(engine: Engine) -> None:
     for length in (100, 5, 40, 3, 33, 1, 20, 20):
         engine.insert(request([7] * length))
-    done = [engine.step().prefill_tokens for _ in range(20)]
+    done = [engine.step().prefill_tokens for _ in range(40)]
     assert max(done) <= STEP_SIZE
     assert sum(done) == 99 + 4 + 39 + 2 + 32 + 0 + 19 + 19
 
@@ -51,7 +54,38 @@ def test_running_rows_get_a_token_between_the_chunks_of_a_long_prompt(engine: En
         brought += [token.uid for token in result.tokens]
         prefilled.append(result.prefill_tokens)
     assert brought == [running] * 10
-    assert prefilled == [0, STEP_SIZE] * 10
+    assert prefilled == [0, SMALLEST_PIECE] + [0, STEP_SIZE] * 9
+
+
+def test_pieces_are_large_while_nothing_decodes_and_small_beside_running_rows(tiny_model: Path) -> None:
+    engine = open_engine(tiny_model, prefill_step_size=64, target_gap_seconds=1e-9)
+    engine.insert(request([7] * 129, 200))
+    assert [engine.step().prefill_tokens for _ in range(2)] == [64, 64]
+    engine.insert(request([7] * 129))
+    assert [engine.step().prefill_tokens for _ in range(6)] == [0, SMALLEST_PIECE] * 3
+    engine.close()
+
+
+def test_the_prompt_with_the_least_left_goes_first_and_the_oldest_of_equals(engine: Engine) -> None:
+    longest, *equals = [engine.insert(request([7] * (STEP_SIZE * n + 1))) for n in (8, 4, 4)]
+    shorter = engine.insert(request([7] * (STEP_SIZE * 2 + 1)))
+    first = steps_until_first_token(engine, shorter, *equals, longest)
+    assert first == sorted(first)
+    assert len(set(first)) == 4
+
+
+def test_a_long_prompt_gets_its_share_of_the_pieces_however_many_shorter_ones_come(engine: Engine) -> None:
+    pieces = 5
+    long = engine.insert(request([7] * (pieces * STEP_SIZE + 1)))
+    brought: list[int] = []
+    count = 0
+    while long not in brought:
+        engine.insert(request([8] * (STEP_SIZE + 2), 1))
+        result = engine.step()
+        brought += [token.uid for token in result.tokens]
+        count += result.prefill_tokens > 0
+    assert count <= OLDEST_EVERY * (pieces + 1)
+    assert len(brought) > pieces
 
 
 def test_a_short_prompt_overtakes_a_long_one_and_does_not_stop_it(engine: Engine) -> None:
@@ -66,7 +100,7 @@ def test_a_short_prompt_overtakes_a_long_one_and_does_not_stop_it(engine: Engine
 def test_a_long_prompt_is_not_starved_by_a_stream_of_short_ones(engine: Engine) -> None:
     long = engine.insert(request([7] * (4 * STEP_SIZE + 1)))
     brought: list[int] = []
-    for _ in range(2 * (4 + 4) + 2):
+    for _ in range(2 * OLDEST_EVERY * (4 + 1)):
         engine.insert(request([8] * 30, 1))
         brought += [token.uid for token in engine.step().tokens]
     assert long in brought

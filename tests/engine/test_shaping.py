@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from inferd_server.core.generation import Sampling
+from inferd_server.core.generation import Sampling, Token
 from inferd_server.engine.engine import Engine
-from support.engine_room import Reference, ids, open_engine, request, run
+from support.engine_room import Reference, collect, finish, ids, open_engine, request, run
 
 VOCABULARY_SIZE = 263
 
@@ -32,7 +32,9 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return [source.randrange(VOCABULARY_SIZE) for _ in range(length)]
 
 
-def shaped(logits: NDArray[np.float32], context: list[int], sampling: Sampling) -> NDArray[np.float32]:
+def shaped(
+    logits: NDArray[np.float32], context: list[int], output: list[int], sampling: Sampling
+) -> NDArray[np.float32]:
     logits = logits.copy()
     for token_id, bias in sampling.logit_bias.items():
         logits[token_id] += np.float32(np.clip(bias, -1e37, 1e37))
@@ -40,15 +42,16 @@ def shaped(logits: NDArray[np.float32], context: list[int], sampling: Sampling) 
     for token_id in set(window):
         penalty = sampling.repetition_penalty
         logits[token_id] = logits[token_id] * penalty if logits[token_id] < 0 else logits[token_id] / penalty
-    for token_id in set(context):
-        logits[token_id] -= context.count(token_id) * sampling.frequency_penalty + sampling.presence_penalty
+    for token_id in set(output):
+        logits[token_id] -= output.count(token_id) * sampling.frequency_penalty + sampling.presence_penalty
     return logits
 
 
 def greedy(reference: Reference, start: list[int], sampling: Sampling, tokens: int) -> list[int]:
     context = list(start)
     for _ in range(tokens):
-        context.append(int(np.argmax(shaped(reference.logits(context), context, sampling))))
+        output = context[len(start) :]
+        context.append(int(np.argmax(shaped(reference.logits(context), context, output, sampling))))
     return context[len(start) :]
 
 
@@ -75,6 +78,30 @@ def test_every_row_of_a_mixed_batch_follows_its_own_penalties(engine: Engine, re
     expected = [greedy(reference, *each) for each in zip(starts, SETTINGS, lengths, strict=True)]
     assert [ids(tokens) for tokens in run(engine, *requests)] == expected
     assert [ids(run(engine, each)[0]) for each in requests] == expected
+
+
+def test_penalties_of_a_running_row_do_not_change_as_others_come_and_go(engine: Engine, reference: Reference) -> None:
+    samplings = [each for each in SETTINGS if each.frequency_penalty or each.repetition_window < 64]
+    starts = [prompt(4, seed=number) for number in range(len(samplings))]
+    uids = [engine.insert(request(*each)) for each in zip(starts, [24] * len(starts), samplings, strict=True)]
+    answers: dict[int, list[Token]] = {}
+    for step in range(40):
+        if step % 4 == 2:
+            engine.insert(request(prompt(5, seed=step), 3, Sampling(temperature=0.0, frequency_penalty=0.1)))
+        collect(answers, engine.step().tokens)
+    finish(engine, answers)
+    expected = [greedy(reference, *each, 24) for each in zip(starts, samplings, strict=True)]
+    assert [ids(answers[uid]) for uid in uids] == expected
+
+
+def test_a_prompts_own_tokens_are_neither_present_nor_frequent(engine: Engine, reference: Reference) -> None:
+    start = prompt(8)
+    unwanted = reference.greedy(start, 1)[0]
+    sampling = Sampling(temperature=0.0, presence_penalty=2.0, frequency_penalty=2.0)
+    [once] = run(engine, request([unwanted, *start], 1, sampling))
+    assert ids(once) == reference.greedy([unwanted, *start], 1)
+    [[last]] = run(engine, request([*start, unwanted], 1, sampling))
+    assert last.token_id == reference.greedy([*start, unwanted], 1)[0]
 
 
 def test_extreme_settings_stay_within_numbers(engine: Engine, reference: Reference) -> None:

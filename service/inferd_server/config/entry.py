@@ -68,6 +68,7 @@ def entry_of(
             trust_remote_code=model.trust_remote_code,
             step_timeout_seconds=manager.step_timeout_s,
             prefix_cache_nbytes=manager.cache_memory_mb * 2**20,
+            target_gap_seconds=_target_gap_seconds(model, server.defaults),
             **_chosen(model, server.defaults),
         ),
         aliases=tuple(model.aliases),
@@ -98,6 +99,11 @@ def is_batching(model: ModelSection, server: ServerSection) -> bool:
 def _chosen(model: ModelSection, defaults: Defaults) -> Mapping[str, Any]:
     own = model.model_dump(include=set(ENGINE_KEYS), exclude_none=True)
     return {key: own.get(key, getattr(defaults, key)) for key in ENGINE_KEYS}
+
+
+def _target_gap_seconds(model: ModelSection, defaults: Defaults) -> float | None:
+    milliseconds = defaults.target_gap_ms if model.target_gap_ms is None else model.target_gap_ms
+    return None if milliseconds is None else milliseconds / 1000
 
 
 def _sampling(defaults: Defaults) -> SamplingDefaults:

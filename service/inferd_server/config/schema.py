@@ -46,6 +46,7 @@ PositiveSeconds = Annotated[
     float, Field(gt=0, le=31_536_000), Allowed("a number of seconds above 0, at most 31536000 (a year)")
 ]
 Milliseconds = Annotated[float, Field(ge=0, le=10_000), Allowed("a number of milliseconds from 0 to 10000")]
+GapMilliseconds = Annotated[float, Field(gt=0, le=10_000), Allowed("a number of milliseconds above 0, at most 10000")]
 Gibibytes = Annotated[float, Field(gt=0, le=1_048_576), Allowed("a number of GiB above 0, at most 1048576")]
 Mebibytes = Annotated[int, Field(ge=0, le=1_073_741_824), Allowed("a whole number of MiB from 0 to 1073741824")]
 MessageMebibytes = Annotated[int, Field(ge=1, le=2047), Allowed("a whole number of MiB from 1 to 2047")]
@@ -91,7 +92,10 @@ class Defaults(Section):
     max_tokens: Tokens = _key(512, "most tokens of an answer")
     continuous_batching: bool = _key(True, "decode several requests together; false: one at a time")
     max_batch_size: BatchSize = _key(64, "requests decoding together")
-    prefill_step_size: Tokens = _key(512, "prompt tokens read between two decode steps")
+    prefill_step_size: Tokens = _key(512, "most prompt tokens read at once; fewer while answers stream")
+    target_gap_ms: GapMilliseconds | None = _key(
+        None, "wished between two tokens of an answer while prompts are read; null: 100, or two decode steps if more"
+    )
     stream_interval: Count = _key(1, "least decode steps per message of a stream")
     gpu_memory_utilization: PositiveShare = _key(
         0.8, "share of the device's recommended working set that may be allocated"
@@ -172,7 +176,10 @@ class ModelSection(Section):
     pinned: bool = _key(False, "never evict it")
     continuous_batching: bool | None = _key(None, "decode several requests together; null: server.defaults")
     max_batch_size: BatchSize | None = _key(None, "requests decoding together; null: server.defaults")
-    prefill_step_size: Tokens | None = _key(None, "prompt tokens read between two decode steps; null: server.defaults")
+    prefill_step_size: Tokens | None = _key(None, "most prompt tokens read at once; null: server.defaults")
+    target_gap_ms: GapMilliseconds | None = _key(
+        None, "wished between two tokens of an answer while prompts are read; null: server.defaults"
+    )
     stream_interval: Count | None = _key(None, "least decode steps per message; null: server.defaults")
     gpu_memory_utilization: PositiveShare | None = _key(
         None, "share of the device's working set that may be allocated; null: server.defaults"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 from .problems import hints, nested_section
 from .schema import LoggingSection, MetricsSection, Section, ServerSection
@@ -53,7 +53,11 @@ def _settings(section: type[Section], location: tuple[str, ...], stem: str) -> I
 
 
 def _kind(annotation: Any) -> type:
-    return annotation if annotation in (bool, int, float) else str
+    plain = annotation
+    for choice in get_args(annotation):  # of `float | None`, with its marks
+        if choice is not type(None):
+            plain = get_args(choice)[0] if get_origin(choice) is Annotated else choice
+    return plain if plain in (bool, int, float) else str
 
 
 SETTINGS: tuple[Setting, ...] = (

@@ -73,13 +73,19 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """How a model is opened and driven; everything the engine and the scheduler need, nothing of the registry's."""
+    """How a model is opened and driven; everything the engine and the scheduler need, nothing of the registry's.
+
+    Attributes:
+        prefill_step_size: most tokens of one piece of prefill; its size while nothing decodes.
+        target_gap_seconds: between two tokens of a running stream while prompts are prefilled; None: the engine's.
+    """
 
     name: str
     path: Path
     continuous_batching: bool = True
     max_batch_size: int = 64
     prefill_step_size: int = 512
+    target_gap_seconds: float | None = None
     stream_interval: int = 1
     trust_remote_code: bool = False
     step_timeout_seconds: float = 60.0

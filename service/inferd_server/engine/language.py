@@ -3,6 +3,7 @@
 import gc
 import logging
 import math
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
@@ -12,7 +13,7 @@ import mlx.core as mx
 
 from inferd_server.core.errors import FieldViolation, invalid_parameter
 from inferd_server.core.generation import DecodeRequest, Sampling, Token
-from inferd_server.core.model import EngineSettings, LoadAbandoned, Loading
+from inferd_server.core.model import Clock, EngineSettings, LoadAbandoned, Loading
 
 from . import caches as cache
 from .batch import DecodeBatch
@@ -20,6 +21,7 @@ from .device import bound_buffer_cache, release_unused
 from .engine import Engine, StepResult
 from .loading import MODEL_ERRORS, LoadedModel, explain, load_language_model
 from .memory import Footprint, footprint
+from .pacing import Pacing
 from .prefill import Prefill
 from .prefix_cache import PrefixCache
 from .row import Row
@@ -35,7 +37,7 @@ gc.freeze()
 _WARM_UP = DecodeRequest(prompt_ids=(0,), sampling=Sampling(temperature=0.0), max_tokens=1)
 
 
-def open_language_engine(settings: EngineSettings, loading: Loading) -> Engine:
+def open_language_engine(settings: EngineSettings, loading: Loading, *, clock: Clock = time.monotonic) -> Engine:
     """Load a model, find out how it may be batched, and decode one token. On the thread that will own it; blocking.
 
     Raises:
@@ -46,7 +48,7 @@ def open_language_engine(settings: EngineSettings, loading: Loading) -> Engine:
     loaded = load_language_model(settings, loading)
     failure: Exception
     try:
-        engine = LanguageEngine(settings, loaded)
+        engine = LanguageEngine(settings, loaded, clock)
         engine.warm_up()
         if not loading.abandoned:
             return engine
@@ -61,8 +63,9 @@ def open_language_engine(settings: EngineSettings, loading: Loading) -> Engine:
 class LanguageEngine:
     """The engine of a model whose input and output are tokens."""
 
-    def __init__(self, settings: EngineSettings, loaded: LoadedModel) -> None:
+    def __init__(self, settings: EngineSettings, loaded: LoadedModel, clock: Clock) -> None:
         self._settings = settings
+        self._clock = clock
         self._model: Any = loaded.model
         self._weights_nbytes = loaded.weights_nbytes
         probed = probe(self._model)
@@ -123,6 +126,8 @@ class LanguageEngine:
         """
         self._check(request)
         row = Row(next(self._uids), request)
+        if not self.has_work:
+            self._pacing.resume()
         self._rows[row.uid] = row
         self._prefill.insert(row)
         return row.uid
@@ -177,7 +182,9 @@ class LanguageEngine:
             return self._result(self._batch.read())
         if not is_prefill_due:
             return self._result(self._batch.step())
-        piece = self._prefill.advance(self.max_rows - len(self._batch))
+        most_tokens = self._pacing.piece_tokens(self._batch.has_work)
+        piece = self._prefill.advance(self.max_rows - len(self._batch), most_tokens)
+        self._pacing.note_prefill(piece.tokens)
         if piece.caches is not None:
             self._store(piece.ready, piece.caches)
             self._batch.join(piece.ready, piece.caches)
@@ -191,6 +198,8 @@ class LanguageEngine:
             self._prefixes.put(row, cache.Source(caches, place, row.filled, row.filled))
 
     def _result(self, tokens: list[Token]) -> StepResult:
+        if tokens:
+            self._pacing.note_read()
         for token in tokens:
             if token.ended or token.failure:
                 del self._rows[token.uid]
@@ -199,8 +208,10 @@ class LanguageEngine:
     def _start_empty(self) -> None:
         self._rows: dict[int, Row] = {}
         self._prefixes = PrefixCache(self._model, self._prefix_cache_nbytes, can_cut=self._can_cut)
-        self._prefill = Prefill(self._model, self._settings.prefill_step_size, self._batching, self._prefixes)
+        self._prefill = Prefill(self._model, self._batching, self._prefixes)
         self._batch = DecodeBatch(self._model, self._width, self._prefixes)
+        settings = self._settings
+        self._pacing = Pacing(settings.prefill_step_size, settings.target_gap_seconds, self._clock)
 
     def _start_again(self) -> None:
         """After a failed step every array of it is suspect: begin anew, and see whether the device still works."""

@@ -1,7 +1,8 @@
 """Sequences on their way into the batch: a bounded piece of their prompts at each step.
 
-A prompt longer than a step goes alone, chunk by chunk, so that running rows wait for one chunk at most. Prompts that
-fit into a step go together where that is right for the model. Where both wait they take turns, so neither starves.
+The prompt with the least left to prefill goes first; but every fourth piece is the oldest's, so that none starves. A
+prompt that is longer than a piece goes alone, chunk by chunk; those that fit into one go together where that is right
+for the model.
 """
 
 from collections import deque
@@ -15,6 +16,9 @@ from . import caches as cache
 from .device import start
 from .prefix_cache import PrefixCache
 from .row import Row
+
+OLDEST_EVERY = 4
+"""One piece in so many goes to the prompt that waited longest: it gets this share however many shorter ones come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +46,12 @@ class Piece:
 class Prefill:
     """Sequences that wait for prefill or are in it, in order of arrival."""
 
-    def __init__(self, model: Any, step_size: int, batching: Batching, prefixes: PrefixCache) -> None:
+    def __init__(self, model: Any, batching: Batching, prefixes: PrefixCache) -> None:
         self._model = model
-        self._prefixes = prefixes
-        self._step_size = step_size
         self._batching = batching
+        self._prefixes = prefixes
         self._waiting: deque[Row] = deque()
-        self._was_long = False
+        self._pieces_until_oldest = OLDEST_EVERY
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -67,32 +70,44 @@ class Prefill:
         self._waiting.remove(row)
         row.caches = None
 
-    def advance(self, room: int) -> Piece:
+    def advance(self, room: int, most_tokens: int) -> Piece:
         """Launch the next piece of prefill, with sequences waiting and `room` (at least 1) for their rows.
 
         Returns with the piece under way on the device, but never with more than one of a prompt: a removal takes effect
         within one piece.
-        """
-        # Those that the prefix cache has something for go alone.
-        short = [row for row in self._short_rows(room) if not self._begin(row)]
-        long = next((row for row in self._waiting if row.filled or row.unfilled > self._step_size), None)
-        if long is not None:
-            self._begin(long)
-        self._was_long = long is not None and not (short and self._was_long)
-        return self._advance_one(long) if long is not None and self._was_long else self._advance_together(short)
 
-    def _short_rows(self, room: int) -> list[Row]:
-        """The first that fit into one step together, padding included."""
-        rows: list[Row] = []
-        longest = 0
+        Args:
+            most_tokens: size of the piece, padding included; at least 1.
+        """
+        first = self._first()
+        self._begin(first)
+        if first.filled or first.unfilled > most_tokens:
+            return self._advance_one(first, most_tokens)
+        rows = self._companions(first, room, most_tokens)
+        # Those that the prefix cache has something for go alone, in their turn.
+        return self._advance_together([row for row in rows if row is first or not self._begin(row)], most_tokens)
+
+    def _first(self) -> Row:
+        """Whose turn it is."""
+        self._pieces_until_oldest -= 1
+        if self._pieces_until_oldest:
+            return min(self._waiting, key=lambda row: row.unfilled)
+        self._pieces_until_oldest = OLDEST_EVERY
+        return self._waiting[0]
+
+    def _companions(self, first: Row, room: int, most_tokens: int) -> list[Row]:
+        """The rows of one piece: `first` and, in order of arrival, whole prompts that fit into it too."""
+        rows, longest = [first], first.unfilled
         most = room if self._batching.prefill else 1
         for row in self._waiting:
-            if row.filled or row.unfilled > self._step_size:
-                continue
-            longest = max(longest, row.unfilled)
-            if len(rows) == most or (rows and (len(rows) + 1) * longest > self._step_size):
+            if len(rows) == most:
                 break
-            rows.append(row)
+            if row is first or row.filled:
+                continue
+            padded = max(longest, row.unfilled)
+            if (len(rows) + 1) * padded <= most_tokens:
+                rows.append(row)
+                longest = padded
         return rows
 
     def _begin(self, row: Row) -> bool:
@@ -103,13 +118,13 @@ class Prefill:
         row.caches, row.filled, row.cached_tokens = found.caches, found.tokens, found.tokens
         return True
 
-    def _advance_one(self, row: Row) -> Piece:
+    def _advance_one(self, row: Row, most_tokens: int) -> Piece:
         """One chunk of one prompt, on its own caches."""
         if row.caches is None:
             row.caches = cache.fresh(self._model)
         else:
             mx.eval(cache.states(row.caches))
-        count = min(self._step_size, row.unfilled)
+        count = min(most_tokens, row.unfilled)
         if count:
             cache.fill(self._model, row.caches, [list(row.context[row.filled : row.filled + count])])
             start(cache.states(row.caches))
@@ -120,10 +135,10 @@ class Prefill:
         self._waiting.remove(row)
         return Piece(count, [row], caches)
 
-    def _advance_together(self, rows: Sequence[Row]) -> Piece:
+    def _advance_together(self, rows: Sequence[Row], most_tokens: int) -> Piece:
         """Whole prompts, padded to the longest."""
         if len(rows) == 1:
-            return self._advance_one(rows[0])
+            return self._advance_one(rows[0], most_tokens)
         caches = cache.merge([cache.fresh(self._model) for _ in rows])
         count = sum(row.unfilled for row in rows)
         if count:

@@ -86,4 +86,12 @@ class Row:
 
     def history_before(self, launch: int) -> list[int]:
         """Every token before the input of a decode launch that is about to happen."""
-        return self.history[:-1] if launch == self.first_launch else self.history
+        return self.history[: len(self.context) - 1 + launch - self.first_launch]
+
+    def outputs_before(self, launch: int) -> list[int]:
+        """Those of them that were generated, an interrupted run's included."""
+        return self.history_before(launch)[len(self.request.prompt_ids) :]
+
+    def has_prompt_input(self, launch: int) -> bool:
+        """Whether the input of a decode launch is the prompt's last token, so that no output came before."""
+        return self.position(launch) == 0

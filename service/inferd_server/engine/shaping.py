@@ -1,7 +1,7 @@
 """Logit bias and penalties, for all rows of a batch that ask for them at once.
 
-In mlx_lm's order: bias; repetition penalty (sign-aware); presence and frequency penalty. Prompt and output tokens count
-alike: the last `repetition_window` of them for repetition, the whole sequence for the other two.
+In mlx_lm's order: bias; repetition penalty (sign-aware); presence and frequency penalty. Repetition looks at the last
+`repetition_window` tokens of prompt and output; presence and frequency count the output alone, all of it.
 """
 
 from collections.abc import Sequence
@@ -107,11 +107,16 @@ def _windows(rows: Sequence[Row], launch: int) -> tuple[Any, Any]:
 
 
 def _counts(rows: Sequence[Row], launch: int, vocabulary_size: int) -> Any:
-    """How often each token occurred, [rows, vocabulary]."""
+    """How often each row put out each token before this launch's input, [rows, vocabulary]."""
     if not any(_counts_matter(row.request.sampling) for row in rows):
         return None
-    counts = [np.bincount(row.history_before(launch), minlength=vocabulary_size) for row in rows]
-    return mx.array(np.stack(counts).astype(np.float32))
+    counts = np.zeros((len(rows), vocabulary_size), dtype=np.float32)
+    for place, row in enumerate(rows):
+        if row.has_prompt_input(launch):
+            counts[place, row.context[-1]] = -1  # inputs are counted as they come, but this one is no output
+        else:
+            counts[place] = np.bincount(row.outputs_before(launch), minlength=vocabulary_size)
+    return mx.array(counts)
 
 
 def _bias(samplings: Sequence[Sampling], vocabulary_size: int) -> Any:
