@@ -10,7 +10,7 @@ import pytest
 from inferd_server.core.constraints import Constraint, ConstraintBroken, ConstraintKind, Grammar
 from inferd_server.core.generation import DecodeRequest, Sampling, Token
 from inferd_server.engine.engine import Engine
-from inferd_server.text.constraints import build_vocabulary, compile_constraint
+from inferd_server.text.grammars import build_vocabulary, compile_constraint
 from inferd_server.text.tokenizer import Tokenizer
 from support.engine_room import GREEDY, Reference, collect, finish, ids, open_engine, request, run
 

@@ -9,7 +9,7 @@ from llguidance import LLTokenizer
 
 from inferd_server.core.constraints import Constraint, ConstraintKind
 from inferd_server.core.errors import InferdError, Reason
-from inferd_server.text.constraints import build_vocabulary, compile_constraint
+from inferd_server.text.grammars import build_vocabulary, compile_constraint
 from inferd_server.text.tokenizer import Tokenizer
 from support.constrained_walks import text_of, walk
 from support.json_schemas import REFUSED, SCHEMAS

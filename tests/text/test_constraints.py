@@ -17,13 +17,8 @@ from llguidance import LLTokenizer
 from inferd_server.core.constraints import Constraint, ConstraintBroken, ConstraintKind, Matcher
 from inferd_server.core.errors import InferdError, Reason
 from inferd_server.text import constraints
-from inferd_server.text.constraints import (
-    CompiledGrammar,
-    Constraints,
-    build_vocabulary,
-    check_size,
-    compile_constraint,
-)
+from inferd_server.text.constraints import Constraints
+from inferd_server.text.grammars import CompiledGrammar, build_vocabulary, check_size, compile_constraint
 from inferd_server.text.tokenizer import Tokenizer
 from support.constrained_walks import allowed_ids, text_of, walk
 
@@ -334,6 +329,26 @@ def test_a_chain_of_references_does_not_overflow_the_stack(tmp_path: Path, vocab
     ended = subprocess.run([sys.executable, script, folder], capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 0, ended.stderr
     assert len(ended.stdout.splitlines()) == 6, ended.stdout
+
+
+def test_a_process_ends_well_while_a_compilation_runs(tmp_path: Path, vocabularies: dict[str, Words]) -> None:
+    script = tmp_path / "ends.py"
+    script.write_text(
+        "import asyncio, sys\n"
+        "from pathlib import Path\n"
+        "from inferd_server.core.constraints import Constraint, ConstraintKind\n"
+        "from inferd_server.text import constraints\n"
+        "from inferd_server.text.tokenizer import Tokenizer\n"
+        "constraints.COMPILE_SECONDS = 0.05\n"
+        "async def main():\n"
+        "    tokenizer, slow = Tokenizer.load(Path(sys.argv[1])), Constraint(ConstraintKind.REGEX, 'a?' * 3000)\n"
+        "    await asyncio.gather(constraints.Constraints().compile(tokenizer, slow), return_exceptions=True)\n"
+        "asyncio.run(main())\n"
+        "constraints.END_SECONDS = 30\n"
+    )
+    folder = str(vocabularies["byte-level"][0].backend.name_or_path)
+    ended = subprocess.run([sys.executable, script, folder], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr.count("Traceback")) == (0, 0), ended.stderr
 
 
 async def test_a_tokenizer_without_byte_tokens_cannot_be_constrained(folders: Any) -> None:
