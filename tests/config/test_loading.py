@@ -104,7 +104,7 @@ def test_all_problems_are_listed_at_once(problems_of: Problems, tiny_model: Path
         server={"listen": "0.0.0.0:1", "drain_timeout_s": "30", "bogus": 1, "defaults": {"top_p": 2}},
         manager={"contention_policy": {"strategy": "hope", "wait_timeout_s": 1, "preempt_after_s": 2}},
         models=[
-            {"name": "a", "path": str(tiny_model), "kv_bits": 4, "revision": 7},
+            {"name": "a", "path": str(tiny_model), "enable_mtp": True, "revision": 7},
             {"name": "a", "path": "/nowhere"},
             {"name": "b c", "path": str(tiny_model), "aliases": ["a"], "estimated_memory_gb": 0},
             5,
@@ -119,7 +119,7 @@ def test_all_problems_are_listed_at_once(problems_of: Problems, tiny_model: Path
         "manager.memory_budget_gb",
         "manager.contention_policy.strategy",
         "manager.contention_policy.preempt_after_s",
-        "models[0].kv_bits",
+        "models[0].enable_mtp",
         "models[0].revision",
         "models[1].name",
         "models[1].path",
@@ -205,8 +205,6 @@ def test_a_section_that_comes_later_is_refused_by_name(problems_of: Problems, se
         ("isolation", "process"),
         ("adapter_path", "/x"),
         ("draft_model", "small"),
-        ("kv_bits", 4),
-        ("kv_group_size", 32),
         ("enable_mtp", True),
         ("specprefill", True),
         ("specprefill_threshold", 4096),
@@ -222,8 +220,21 @@ def test_a_key_that_is_not_built_yet_is_refused_by_name_with_the_reason(
 
 
 def test_a_key_that_is_not_built_yet_is_accepted_at_its_default(problems_of: Problems, tiny_model: Path) -> None:
-    harmless = {"mllm": False, "isolation": "thread", "kv_bits": None, "kv_group_size": 64, "enable_mtp": False}
+    harmless = {"mllm": False, "isolation": "thread", "enable_mtp": False}
     assert problems_of(models=[{"name": "a", "path": str(tiny_model), **harmless}]) == {}
+
+
+def test_kv_quantization_is_of_4_or_8_bits_and_reaches_the_engine(
+    problems_of: Problems, valid: Callable[..., Config], tiny_model: Path
+) -> None:
+    model = {"name": "a", "path": str(tiny_model)}
+    engine = valid(models=[{**model, "kv_bits": 8, "kv_group_size": 32}]).entries[0].engine
+    assert (engine.kv_bits, engine.kv_group_size) == (8, 32)
+    assert valid(models=[model]).entries[0].engine.kv_bits == 0
+    assert problems_of(models=[{**model, "kv_bits": 3, "kv_group_size": 16}]) == {
+        "models[0].kv_bits": "must be 4 or 8 or null; got 3 (int)",
+        "models[0].kv_group_size": "must be 32, 64 or 128; got 16 (int)",
+    }
 
 
 def test_the_prefix_cache_s_bound_reaches_every_engine(valid: Callable[..., Config]) -> None:

@@ -68,6 +68,8 @@ def entry_of(
             trust_remote_code=model.trust_remote_code,
             step_timeout_seconds=manager.step_timeout_s,
             prefix_cache_nbytes=manager.cache_memory_mb * 2**20,
+            kv_bits=model.kv_bits or 0,
+            kv_group_size=model.kv_group_size,
             target_gap_seconds=_target_gap_seconds(model, server.defaults),
             **_chosen(model, server.defaults),
         ),

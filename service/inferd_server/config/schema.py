@@ -59,7 +59,8 @@ TopK = Annotated[int, Field(ge=0, le=2**31 - 1), Allowed("a whole number from 0 
 Share = Annotated[float, Field(ge=0, le=1), Allowed("a number from 0 to 1")]
 PositiveShare = Annotated[float, Field(gt=0, le=1), Allowed("a number above 0, at most 1")]
 Penalty = Annotated[float, Field(gt=0, le=100), Allowed("a number above 0, at most 100 (1 is off)")]
-CacheBits = Annotated[int, Field(ge=2, le=8), Allowed("a whole number from 2 to 8")]
+CacheBits = Annotated[Literal[4, 8], Allowed("4 or 8")]
+CacheGroup = Annotated[Literal[32, 64, 128], Allowed("32, 64 or 128")]
 # Its members come from YAML as text, which strictness would refuse.
 StrategyName = Annotated[Strategy, Field(strict=False)]
 PreemptedRequests = Literal["resume", "abort"]
@@ -197,12 +198,8 @@ class ModelSection(Section):
     draft_model: Annotated[Text | None, Later("this version has no speculative decoding")] = _key(
         None, "model that drafts"
     )
-    kv_bits: Annotated[CacheBits | None, Later("this version does not quantize the KV cache")] = _key(
-        None, "bits of the KV cache"
-    )
-    kv_group_size: Annotated[Count, Later("this version does not quantize the KV cache")] = _key(
-        64, "group size of a quantized KV cache"
-    )
+    kv_bits: CacheBits | None = _key(None, "quantize the KV cache to so many bits; then one request decodes at a time")
+    kv_group_size: CacheGroup = _key(64, "keys or values of a quantized KV cache that share a scale")
     tool_call_parser: ToolCallParser = _key("auto", "how tool calls are found in its output; auto: by its template")
     reasoning_parser: ReasoningParser = _key("auto", "how its reasoning is told from its answer; auto: by its tokens")
     enable_mtp: Annotated[bool, Later("this version has no multi-token prediction")] = _key(

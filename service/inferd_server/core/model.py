@@ -76,6 +76,8 @@ class EngineSettings:
     """How a model is opened and driven; everything the engine and the scheduler need, nothing of the registry's.
 
     Attributes:
+        kv_bits: of each key and value in the cache; 0: as the model computes them.
+        kv_group_size: how many of them share a scale.
         prefill_step_size: most tokens of one piece of prefill; its size while nothing decodes.
         target_gap_seconds: between two tokens of a running stream while prompts are prefilled; None: the engine's.
     """
@@ -90,6 +92,8 @@ class EngineSettings:
     trust_remote_code: bool = False
     step_timeout_seconds: float = 60.0
     prefix_cache_nbytes: int = 0
+    kv_bits: int = 0
+    kv_group_size: int = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from .memory import KV_BLOCK_TOKENS, CacheNeed
-from .upstream import KVCache, make_prompt_cache
+from .upstream import KVCache, QuantizedKVCache, make_prompt_cache
 
 Caches = list[Any]
 
@@ -20,6 +20,23 @@ Caches = list[Any]
 def fresh(model: Any) -> Caches:
     """Empty caches for one sequence."""
     return list(make_prompt_cache(model))
+
+
+def quantize(model: Any, bits: int, group_size: int) -> None:
+    """Have the model's caches hold keys and values in so many bits, `group_size` of them with one scale.
+
+    Raises:
+        ValueError: that is not supported for this model.
+    """
+    caches = fresh(model)
+    model(mx.array([[0]]), cache=caches)
+    if not all(type(layer) is KVCache for layer in caches):
+        raise ValueError("kv_bits is not supported for this model: not all of its caches are plain KV caches")
+    for width in {array.shape[-1] for layer in caches for array in (layer.keys, layer.values)}:
+        if width % group_size:
+            raise ValueError(f"kv_group_size {group_size} is not supported for this model: heads are {width} wide")
+    layers = len(caches)
+    model.make_cache = lambda: [QuantizedKVCache(group_size, bits) for _ in range(layers)]
 
 
 def can_merge(caches: Caches) -> bool:

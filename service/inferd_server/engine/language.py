@@ -68,6 +68,8 @@ class LanguageEngine:
         self._clock = clock
         self._model: Any = loaded.model
         self._weights_nbytes = loaded.weights_nbytes
+        if settings.kv_bits:
+            cache.quantize(self._model, settings.kv_bits, settings.kv_group_size)
         probed = probe(self._model)
         self._width = probed.width
         self._can_cut = probed.can_cut

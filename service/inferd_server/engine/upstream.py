@@ -32,10 +32,10 @@ def _keep_open_files_limit() -> Iterator[None]:
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 with _keep_open_files_limit():
-    from mlx_lm.models.cache import KVCache, make_prompt_cache
+    from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
     from mlx_lm.utils import _get_classes, load_model
 
-__all__ = ["KVCache", "knows_architecture", "load_model", "make_prompt_cache"]
+__all__ = ["KVCache", "QuantizedKVCache", "knows_architecture", "load_model", "make_prompt_cache"]
 
 
 def knows_architecture(config: dict[str, Any]) -> bool:
