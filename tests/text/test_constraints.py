@@ -188,6 +188,11 @@ REFUSALS = {
     "lark: regex inside": (lark("start: /a(/"), "lark_grammar", "unclosed group"),
     "lark: endless": (lark("start: start"), "lark_grammar", "no output can satisfy it"),
     "lark: nested too deep": (lark("start: " + "(" * 9999 + '"a"' + ")" * 9999), "lark_grammar", "too deeply nested"),
+    "lark: too many intersections": (
+        lark("start: T\nT: " + " & ".join(f"/(.*{c}.*){{9}}/" for c in "abcdefghij")),
+        "lark_grammar",
+        "has 9 of the operators & and ~; at most 8 are allowed",
+    ),
     "choice: none": (choice(), "choice.options", "between 1 and 1024 strings are allowed"),
     "choice: too many": (choice(*"a" * 1025), "choice.options", "between 1 and 1024 strings are allowed"),
     "choice: empty string": (choice("a", ""), "choice.options[1]", "must not be empty"),

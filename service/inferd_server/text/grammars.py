@@ -23,6 +23,8 @@ MAX_CHARACTERS = {
 }
 """Longest source of each kind; a choice's is all of its options together."""
 MAX_OPTIONS = 1024
+MAX_INTERSECTIONS = 8
+"""Most `&` and `~` of a Lark grammar, quoted ones counted too: the automaton of twenty took more than 45 s."""
 
 # The defaults allow five seconds and hundreds of megabytes for a single token. These keep the worst one under 0.2 s.
 _LIMITS = llguidance.LLParserLimits(
@@ -99,6 +101,8 @@ def check_size(constraint: Constraint) -> None:
     if size > limit:
         text = f"has {size} characters; at most {limit} are allowed"
         raise invalid(constraint, text, ".options" if is_choice else "")
+    if constraint.kind is ConstraintKind.LARK_GRAMMAR:
+        _check_intersections(constraint)
     if not is_choice:
         return
     if not 1 <= len(constraint.options) <= MAX_OPTIONS:
@@ -106,6 +110,12 @@ def check_size(constraint: Constraint) -> None:
     for i, option in enumerate(constraint.options):
         if not option:
             raise invalid(constraint, "must not be empty", f".options[{i}]")
+
+
+def _check_intersections(constraint: Constraint) -> None:
+    count = constraint.text.count("&") + constraint.text.count("~")
+    if count > MAX_INTERSECTIONS:
+        raise invalid(constraint, f"has {count} of the operators & and ~; at most {MAX_INTERSECTIONS} are allowed")
 
 
 def compile_constraint(vocabulary: llguidance.LLTokenizer, constraint: Constraint) -> CompiledGrammar:
