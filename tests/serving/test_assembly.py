@@ -149,6 +149,12 @@ CALL = "<tool_call>f1</tool_call>"
         ("<tool_call>END</tool_call>b", ["END"], "end_id", ("<tool_call>", "", [], FinishReason.STOP)),
         ("<tool_call>fEND</tool_call>b", ["END"], "end_id", ("b", "", [(0, "END")], FinishReason.TOOL_CALLS)),
         ("so <tool_call>xEND", ["END"], "end_id", ("so <tool_call>x", "", [], FinishReason.STOP)),
+        (
+            "<tool_call>xEND<think>hm</think></tool_call>",
+            ["END"],
+            "end_id",
+            ("<tool_call>x", "", [], FinishReason.STOP),
+        ),
         ("so <th", ["<the"], "end_id", ("so <th", "", [], FinishReason.EOS)),
     ],
 )

@@ -198,8 +198,8 @@ def test_an_endless_call_is_text_as_soon_as_it_is_too_long() -> None:
 def test_a_call_of_the_greatest_length_is_read() -> None:
     text = f"<tool_call>{'f' * MAX_CALL_CHARACTERS}</tool_call>"
     assert len(split(text)) == MAX_CALL_CHARACTERS
-    [(kind, _)] = split(text.replace("ff", "fff", 1))
-    assert kind == "ANSWER"
+    longer = text.replace("ff", "fff", 1)
+    assert split(longer) == split(longer, [MAX_CALL_CHARACTERS + 13]) == answer(longer)
 
 
 def test_after_a_few_stray_markers_calls_are_not_looked_for() -> None:

@@ -123,11 +123,9 @@ class Assembly:
     def _finish(self, delta: Delta) -> None:
         """Give out what is held back, in the order in which it was held."""
         self._add_text(self._detokenizer.flush(), delta)
-        if self._splitter is not None and not self.matched_stop:
+        if self._splitter is not None:
             cut = self.finish_reason is self._length_reason
             self._add_pieces(self._splitter.flush(cut=cut), delta)
-        if self.matched_stop:
-            return
-        delta.text += self._matcher.flush()
+        delta.text += self._matcher.flush()  # empty where a stop sequence matched after all
         if self._tool_calls and self.finish_reason is FinishReason.EOS:
             self.finish_reason = FinishReason.TOOL_CALLS
