@@ -5,11 +5,11 @@ PIP := -m pip install --disable-pip-version-check
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-long check lint types imports contract drift generate bench soak sim lock clean
+.PHONY: help setup serve test test-long check lint types imports contract drift generate bench soak sim mutants lock clean
 
 help: ## list the words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  ARGS='...' is passed on by serve, test, test-long, bench, soak and sim; PYTHON=... chooses the Python of setup"
+	@echo "  ARGS='...' is passed on by serve, test, test-long, bench, soak, sim and mutants; PYTHON=... chooses the Python of setup"
 
 setup: .venv/.ready ## make .venv with everything (nothing to do: milliseconds)
 
@@ -68,6 +68,9 @@ soak: setup ## random traffic for ten minutes: nothing may leak, hang or be lost
 
 sim: setup ## simulate an hour of each contention strategy; measure the planner
 	cd benchmarks && ../$(BIN)/python -m registry_sim $(ARGS)
+
+mutants: setup ## plant each bug of tests/mutations; the tests of the registry catch them all
+	PYTHONPATH=tests $(BIN)/python -m mutations.run $(ARGS)
 
 lock: ## compile requirements.txt anew from pyproject.toml (needs uv, for this alone)
 	uv pip compile --quiet --universal --python-version 3.11 --no-header --no-emit-index-url --no-emit-find-links \

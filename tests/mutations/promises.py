@@ -1,28 +1,6 @@
-"""Bugs to plant in the registry's pure rooms: each must be caught by the tests of these rooms.
+"""Bugs that break a promise of docs/semantics.md, whatever file keeps it."""
 
-Run one by hand: `python tests/registry/planted_bugs.py NUMBER`; all of them: `make test-long`.
-"""
-
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
-from typing import NamedTuple
-
-ROOT = Path(__file__).parents[2]
-TESTS = ("test_parts.py", "test_machine.py", "test_fairness.py", "test_machine_rules.py")
-
-
-class Bug(NamedTuple):
-    """Replace `before`, which occurs exactly once in `file`, by `after`."""
-
-    name: str
-    file: str
-    before: str
-    after: str
-
+from mutations.bug import Bug
 
 BUGS = (
     Bug(
@@ -232,31 +210,3 @@ BUGS = (
         "        pass",
     ),
 )
-
-
-def plant(bug: Bug, folder: Path) -> Path:
-    """A copy of the server's sources with the bug in it; returns the folder to import from."""
-    service = folder / "service"
-    shutil.copytree(ROOT / "service", service, ignore=shutil.ignore_patterns("__pycache__"))
-    path = service / "inferd_server" / "registry" / bug.file
-    source = path.read_text()
-    assert source.count(bug.before) == 1, f"{bug.name}: {source.count(bug.before)} places in {bug.file}"
-    path.write_text(source.replace(bug.before, bug.after))
-    return service
-
-
-def is_caught(bug: Bug) -> bool:
-    """Whether a test fails with the bug planted."""
-    with tempfile.TemporaryDirectory() as folder:
-        service = plant(bug, Path(folder))
-        environment = {**os.environ, "PYTHONPATH": str(service), "INFERD_TESTS_SHRINK": "no"}
-        tests = [str(ROOT / "tests" / "registry" / name) for name in TESTS]
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout=60", *tests]
-        run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-        assert run.returncode in (0, 1), run.stdout + run.stderr
-        return run.returncode == 1
-
-
-if __name__ == "__main__":
-    for index in map(int, sys.argv[1:]):
-        print(index, "caught" if is_caught(BUGS[index]) else "SURVIVES", BUGS[index].name)
