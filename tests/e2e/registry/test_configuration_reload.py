@@ -12,7 +12,6 @@ import pytest
 
 from support.contention import Client, connected, serving_with_faults
 from support.servers import ServerProcess, write_config
-from support.wire import reason_of
 
 
 class Configured:
