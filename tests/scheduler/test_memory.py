@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fakes.engine import ScriptedEngine, ScriptedLoading, expected_ids, opens, request
-from inferd_server.core.errors import InferdError, Reason
+from inferd_server.core.errors import InferdError, Reason, server_draining
 from inferd_server.core.generation import DecodeRequest
 from inferd_server.core.model import EngineSettings
 from inferd_server.engine.memory import CacheNeed, Footprint
@@ -134,5 +134,42 @@ async def test_a_new_limit_counts_from_then_on() -> None:
         first, second = scheduler.submit(long(5, 100)), scheduler.submit(long(6, 100))
         assert not second.is_admitted
         world.memory.limit(needed(2, 101))
-        assert second.is_admitted
+        await asyncio.wait_for(second.admitted(), 1)
         await asyncio.gather(read_ids(first), read_ids(second))
+
+
+async def test_whoever_leaves_the_head_of_the_line_lets_the_next_in() -> None:
+    async with World(needed(1, 500)) as world:
+        scheduler = await world.open(ScriptedEngine())
+        running, large, small = (scheduler.submit(long(first, tokens)) for first, tokens in ((5, 50), (6, 490), (7, 5)))
+        assert (running.is_admitted, large.is_admitted, small.is_admitted) == (True, False, False)
+        await large.aclose()
+        assert small.is_admitted
+        await asyncio.gather(read_ids(running), read_ids(small))
+
+
+@pytest.mark.parametrize("ending", ["close", "interrupt", "abort"])
+async def test_a_model_that_waited_in_vain_holds_up_no_other(ending: str) -> None:
+    async with World(needed(1, 500)) as world:
+        first, second = await world.open(ScriptedEngine()), await world.open(ScriptedEngine())
+        running, large = first.submit(long(5, 50)), second.submit(long(6, 490))
+        if ending == "close":
+            await large.aclose()
+        elif ending == "interrupt":
+            second.interrupt("rival")
+        else:
+            second.abort(server_draining())
+        assert first.submit(long(7, 5)).is_admitted
+        await read_ids(running)
+
+
+async def test_small_requests_of_one_model_do_not_starve_a_large_one_of_another() -> None:
+    async with World(needed(1, 500)) as world:
+        engine = ScriptedEngine()
+        first, second = await world.open(engine), await world.open(ScriptedEngine())
+        busy = [first.submit(long(first_id, 60)) for first_id in range(5, 40)]
+        large = second.submit(long(90, 490))
+        answers = asyncio.gather(*map(read_ids, busy))
+        assert await read_ids(large) == expected_ids(long(90, 490))
+        assert len(engine.order) < 10
+        await answers

@@ -1,8 +1,9 @@
 """The process's memory for work beside the weights, shared by its loaded models. Pure; lives on the event loop.
 
 What a model's running sequences may take at most is promised to it before they start; the promises together stay
-within the limit. Prefix caches get what the promises leave and give way when more is promised: the promised model's own
-before it starts (both go through its one queue), another model's at its next step.
+within the limit. A model that does not get what it asks for stands in line, and nobody behind it gets more: so a large
+request is not starved by small ones of another model. Prefix caches get what the promises leave and give way when more
+is promised: the promised model's own before it starts (both go through its one queue), another's at its next step.
 """
 
 from collections.abc import Callable
@@ -16,6 +17,7 @@ class WorkMemory:
     def __init__(self, limit_nbytes: int = UNLIMITED) -> None:
         self.limit_nbytes = limit_nbytes
         self._shares: list[Share] = []
+        self._line: list[Share] = []
 
     @property
     def promised_nbytes(self) -> int:
@@ -38,7 +40,7 @@ class WorkMemory:
             most_cache_nbytes: its prefix cache's own bound.
             on_cache_bound: called with what its prefix cache may hold, whenever that is not what it was (at first its
                 own bound).
-            on_room: called when another share got smaller.
+            on_room: called when it may be worth asking again; has to return before it does.
         """
         share = Share(self, most_cache_nbytes, on_cache_bound, on_room)
         self._shares.append(share)
@@ -48,7 +50,28 @@ class WorkMemory:
     def leave(self, share: "Share") -> None:
         """A model is gone."""
         self._shares.remove(share)
+        self.leave_line(share)
         self.tell_room(share)
+
+    def grant(self, share: "Share", work_nbytes: int) -> bool:
+        """Promise so much to a share, in place of what it has, if it fits and is the share's turn."""
+        is_turn = not self._line or self._line[0] is share
+        if not is_turn or self.promised_nbytes - share.work_nbytes + work_nbytes > self.limit_nbytes:
+            if share not in self._line:
+                self._line.append(share)
+            return False
+        share.work_nbytes = work_nbytes
+        self.leave_line(share)
+        self.bound_caches(share)
+        return True
+
+    def leave_line(self, share: "Share") -> None:
+        """A share got what it asked for, or asks no more."""
+        if share in self._line:
+            was_first = self._line[0] is share
+            self._line.remove(share)
+            if was_first and self._line:
+                self._line[0].on_room()
 
     def bound_caches(self, first: "Share") -> None:
         """Divide what is not promised among the prefix caches, in order of joining; that of `first` comes last."""
@@ -85,12 +108,12 @@ class Share:
         self.cache_bound_nbytes = most_cache_nbytes
 
     def take(self, work_nbytes: int) -> bool:
-        """Have so much promised in place of what is promised now; False (and nothing changes) if it does not fit."""
-        if self._memory.promised_nbytes - self.work_nbytes + work_nbytes > self._memory.limit_nbytes:
-            return False
-        self.work_nbytes = work_nbytes
-        self._memory.bound_caches(self)
-        return True
+        """Have so much promised in place of what is promised now; False if that has to wait."""
+        return self._memory.grant(self, work_nbytes)
+
+    def ask_no_more(self) -> None:
+        """Nobody waits here for what `take` refused."""
+        self._memory.leave_line(self)
 
     def shrink(self, work_nbytes: int) -> None:
         """Give back what is promised beyond this."""

@@ -163,6 +163,7 @@ class Scheduler:
         self._interrupted_by = by_model
         for stream in self._waiting.drain():
             stream.finish(Interrupted(by_model))
+        self._share.ask_no_more()
         self._worker.send(HandBack(by_model))
 
     def resume(self) -> None:
@@ -193,14 +194,18 @@ class Scheduler:
             self._ticks.join(stream)
             self._worker.send(Insert(stream.number, stream.request))
             stream.admit()
+        if not self._waiting:
+            self._share.ask_no_more()
         if self._running and self._watchdog is None:
             self._watch()
 
     def _leave(self, stream: Stream) -> None:
         """The reader closed its stream."""
-        if not self._waiting.remove(stream) and stream.number in self._running:
+        if stream.number in self._running:
             self._evict(stream)
-            self._admit()
+        elif not self._waiting.remove(stream):
+            return
+        self._admit()  # a row or memory is free, or who waited for memory in front of others has gone
 
     def _evict(self, stream: Stream) -> None:
         self._free(stream)
@@ -224,6 +229,7 @@ class Scheduler:
             self._evict(stream)
             stream.finish(error.with_facts())  # one copy for each: raised ones gather tracebacks
         self._give_memory_back()
+        self._share.ask_no_more()
 
     # --- memory
 
@@ -231,7 +237,10 @@ class Scheduler:
         def bound(nbytes: int) -> None:
             self._worker.send(BoundPrefixCache(nbytes))
 
-        self._share = self._memory.join(self._settings.prefix_cache_nbytes, bound, self._admit)
+        def ask_again() -> None:
+            self._loop.call_soon(self._admit)
+
+        self._share = self._memory.join(self._settings.prefix_cache_nbytes, bound, ask_again)
 
     def _check_fit(self, request: DecodeRequest) -> None:
         context, total = _lengths(request)
