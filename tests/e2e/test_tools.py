@@ -114,9 +114,10 @@ async def ask(client: BothWays, script: int, model: str = "tools", **options: An
     del options["coalesce_ms"]
     result = await client.call("generate", model, **options)
     streamed_one = stream.result
-    for name in ("text", "reasoning", "finish_reason", "matched_stop", "usage", "token_ids"):
+    for name in ("text", "reasoning", "finish_reason", "matched_stop", "token_ids"):
         assert getattr(result, name) == getattr(streamed_one, name), name
     assert calls_of(result.tool_calls) == calls_of(streamed_one.tool_calls)
+    assert result.usage.completion_tokens == streamed_one.usage.completion_tokens
     return result
 
 
@@ -214,6 +215,24 @@ async def test_an_output_cut_in_a_call_ends_by_its_length_with_the_text(client: 
         assert len(result.text) == tokens - 1 + len("<tool_call>")
 
 
+MARKS = {"<think>": 3, "</think>": 4, "<tool_call>": 5, "</tool_call>": 6}
+
+
+async def test_whatever_a_model_says_the_unary_answer_is_the_streamed_one(client: BothWays) -> None:
+    """A random model that is fond of markers."""
+    bias = dict.fromkeys(MARKS.values(), 4.0)
+    reasoned = called_or_stray = 0
+    for seed in range(100, 106):
+        result = await ask(
+            client, seed, temperature=1.2, logit_bias=bias, max_tokens=60, tools=[WEATHER], return_token_ids=True
+        )
+        reasoned += bool(result.reasoning)
+        called_or_stray += "<tool_call>" in result.text + result.reasoning
+        assert len(result.token_ids) == result.usage.completion_tokens
+    assert reasoned > 1
+    assert called_or_stray > 1
+
+
 async def test_a_request_that_is_interrupted_in_each_part_goes_on_as_if_nothing_had_happened(
     scripted: ServerProcess, tool_peer: Peer
 ) -> None:
@@ -239,7 +258,7 @@ async def test_a_request_that_is_interrupted_in_each_part_goes_on_as_if_nothing_
     assert reasoning_of(answer) == reasoning_of(alone)
     assert parts_of(answer) == parts_of(alone)
     assert answer.end.finish_reason == alone.end.finish_reason == gen.FINISH_REASON_TOOL_CALLS
-    assert answer.end.usage == alone.end.usage
+    assert answer.end.usage.completion_tokens == alone.end.usage.completion_tokens
 
 
 def reasoning_of(answer: Answer) -> str:

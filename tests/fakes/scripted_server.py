@@ -1,8 +1,8 @@
 """A real server whose models say what they are told: `python -m fakes.scripted_server serve --config FILE`.
 
 INFERD_TEST_SCRIPTS names a file with a JSON list of texts; a request's seed chooses one. The engines are real and do
-their work; only the tokens that come out are the script's, and then the end of the output. INFERD_TEST_STEP_SECONDS
-makes every step take so much longer.
+their work; only the tokens that come out are the script's, and then the end of the output. A request with a seed beyond
+the scripts is answered by the model. INFERD_TEST_STEP_SECONDS makes every step take so much longer.
 """
 
 import json
@@ -35,16 +35,19 @@ class ScriptedOutput:
         return getattr(self._engine, attribute)
 
     def insert(self, request: DecodeRequest) -> int:
+        if request.sampling.seed >= len(self._scripts):
+            return self._engine.insert(request)
         uid = self._engine.insert(replace(request, end_ids=frozenset()))
-        script = self._scripts[request.sampling.seed] if request.sampling.seed < len(self._scripts) else []
-        self._left[uid] = script[len(request.emitted_ids) :]
+        self._left[uid] = self._scripts[request.sampling.seed][len(request.emitted_ids) :]
         return uid
 
     def step(self) -> StepResult:
         time.sleep(STEP_SECONDS)
         result = self._engine.step()
         for token in result.tokens:
-            left = self._left[token.uid]
+            left = self._left.get(token.uid)
+            if left is None:
+                continue
             if left:
                 token.token_id = left.pop(0)
             else:

@@ -168,6 +168,14 @@ def test_added_tokens_that_the_template_does_not_write_are_left_alone(tokenizer:
     assert tokenizer._tokenizer.convert_tokens_to_ids("<unused>") in ids
 
 
+def test_marks_of_calls_and_reasoning_stay_text_even_where_the_template_does_not_write_them(make_folder) -> None:
+    tokenizer = Tokenizer.load(make_folder(chat_template="{{ messages[0].content }}"))
+    marks = {tokenizer._tokenizer.convert_tokens_to_ids(mark) for mark in CONTROL[3:]}
+    for role, kept in ((Role.USER, 0), (Role.SYSTEM, 4)):
+        _, ids = tokenizer.encode_chat(chat("".join(CONTROL[3:]), role=role))
+        assert sum(i in marks for i in ids) == kept
+
+
 def test_control_strings_in_other_characters_are_found(make_folder) -> None:
     tokenizer = Tokenizer.load(make_folder("wordpiece", normalized=True))
     special = tokenizer._tokenizer.convert_tokens_to_ids("<|im_end|>")

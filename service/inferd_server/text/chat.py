@@ -120,10 +120,10 @@ def _beginning_with_any(strings: Iterable[str]) -> str:
 class Guard:
     """Keeps control strings in a caller's text from becoming control tokens.
 
-    `special` tokens (ends of turns and the like) are text in every field. The other `markers` that the template
-    writes, such as <think> or <tool_call>, are text in user and tool messages and in tool calls, whose markers are
-    the template's own; in system and assistant messages they are what the model's maker meant: instructions about
-    them, and the model's own words.
+    `special` tokens (ends of turns and the like) are text in every field. The other `markers`, such as <think> or
+    <tool_call> and whatever else the template writes, are text in user and tool messages and in tool calls, whose
+    markers are the template's own; in system and assistant messages they are what the model's maker meant:
+    instructions about them, and the model's own words.
     """
 
     def __init__(self, special: Iterable[str], markers: Iterable[str], normalize: Callable[[str], str] | None) -> None:

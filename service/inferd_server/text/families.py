@@ -100,6 +100,13 @@ _REASONING_TOKENS = (
     ("mistral", ("[THINK]", "[/THINK]")),
     ("harmony", ("<|channel|>", "<|message|>", "<|call|>")),
 )
+MARKER_TOKENS = frozenset(
+    [token for _, tokens in (*_TOOL_TOKENS, *_REASONING_TOKENS) for token in tokens]
+    + [mark for calls in TOOL_CALLS.values() for mark in (calls.start, calls.end) if mark]
+    + [mark for reasoning in REASONING.values() for mark in (reasoning.start, reasoning.end)]
+)
+"""Tokens that mark tool calls or reasoning, whether or not a template writes them."""
+
 _TOOLS = re.compile(r"\btools\b")
 
 

@@ -25,6 +25,7 @@ from inferd_server.core.generation import ChatPrompt
 
 from .chat import Guard, Variables, chat_variables
 from .detokenizer import ByteDetokenizer, Detokenizer, Vocabulary, WindowDetokenizer, byte_decoding
+from .families import MARKER_TOKENS
 
 # What a template does wrong with this chat surfaces as one of these; the sandbox lets nothing else through.
 _TEMPLATE_FAILURES = (
@@ -253,7 +254,8 @@ def _guard_of(tokenizer: Any) -> Guard:
     template = _template_text(tokenizer.chat_template)
     added = tokenizer.added_tokens_decoder.values()
     special = {token.content for token in added if token.special}.union(tokenizer.all_special_tokens)
-    markers = {token.content for token in added if token.content in template and not token.content.isspace()}
+    written = {token.content for token in added if token.content in template and not token.content.isspace()}
+    markers = written.union(token.content for token in added if token.content in MARKER_TOKENS)
     matched_normalized = any(token.normalized for token in added if token.content in special | markers)
     return Guard(special, markers, _normalization(tokenizer) if matched_normalized else None)
 
