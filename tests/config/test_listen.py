@@ -2,7 +2,7 @@
 
 import pytest
 
-from inferd_server.config.listen import listen_problem
+from inferd_server.config.listen import listen_problem, metrics_listen_problem
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,12 @@ def test_other_forms_are_refused_with_the_forms_that_are_allowed(address: str) -
 
 def test_a_socket_path_is_as_short_as_the_system_wants_it() -> None:
     assert "at most" in listen_problem("unix:/" + "x" * 200, insecure=False)
+
+
+def test_metrics_are_served_at_a_port_of_this_machine_unless_told_otherwise() -> None:
+    for address in ("127.0.0.1:9464", "localhost:0", "[::1]:1"):
+        assert metrics_listen_problem(address, insecure=False) == ""
+    assert "could read which models are used" in metrics_listen_problem("0.0.0.0:9464", insecure=False)
+    assert metrics_listen_problem("0.0.0.0:9464", insecure=True) == ""
+    for address in ("", "9464", "unix:/run/metrics", "127.0.0.1:70000", "http://127.0.0.1:1"):
+        assert metrics_listen_problem(address, insecure=True).startswith("must be HOST:PORT (")

@@ -455,6 +455,20 @@ def test_a_configuration_can_be_read_again(write: Callable[..., Path], tiny_mode
     assert load(config.sources, {}) == again
 
 
+def test_metrics_are_off_unless_told_where(write: Callable[..., Path], problems_of: Problems, valid: Valid) -> None:
+    assert valid().metrics.listen is valid(metrics={"listen": None}).metrics.listen is None
+    assert valid(flags={"metrics.listen": "127.0.0.1:9464"}).metrics.listen == "127.0.0.1:9464"
+    assert "could read which models" in problems_of(metrics={"listen": "0.0.0.0:9464"})["metrics.listen"]
+
+
+def test_where_metrics_are_served_is_fixed_while_the_server_runs(write: Callable[..., Path], tiny_model: Path) -> None:
+    models = [{"name": "a", "path": str(tiny_model)}]
+    config = load_config(write(models=models), {}, {})
+    write(models=models, metrics={"listen": "127.0.0.1:0"})
+    with pytest.raises(ConfigError, match="metrics.listen: is fixed"):
+        reload_config(config, {})
+
+
 def test_two_hundred_models_are_read_quickly(valid: Valid, tiny_model: Path) -> None:
     config = valid(models=[{"name": f"m{i}", "path": str(tiny_model)} for i in range(200)])
     assert len(config.entries) == 200

@@ -27,6 +27,7 @@ def test_flags_and_variables_are_unique_and_named_after_their_keys() -> None:
     assert names["server.listen"] == ("--listen", "INFERD_LISTEN")
     assert names["server.drain_timeout_s"] == ("--drain-timeout-s", "INFERD_DRAIN_TIMEOUT_S")
     assert names["server.defaults.temperature"] == ("--default-temperature", "INFERD_DEFAULT_TEMPERATURE")
+    assert names["metrics.listen"] == ("--metrics-listen", "INFERD_METRICS_LISTEN")
     assert names["logging.format"] == ("--log-format", "INFERD_LOG_FORMAT")
 
 

@@ -1,6 +1,7 @@
 """Registry as the rpc room sees it: entries and states set by the test, calls noted."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,11 +9,13 @@ from typing import Any
 
 from inferd_server.core.errors import InferdError, model_not_found
 from inferd_server.core.model import Capability, EngineSettings, ModelEntry, ModelState
+from inferd_server.registry.instances import Counters
 from inferd_server.registry.registry import (
     LoadOutcome,
     MemorySnapshot,
     ModelSnapshot,
     RegistrySnapshot,
+    RegistryStatistics,
     UnloadOutcome,
 )
 
@@ -71,6 +74,11 @@ class FakeRegistry:
 
     def snapshot(self) -> RegistrySnapshot:
         return RegistrySnapshot(tuple(self.models[name] for name in sorted(self.models)), self.memory)
+
+    def statistics(self) -> RegistryStatistics:
+        running = sum(model.running for model in self.models.values())
+        states = Counter(model.state for model in self.models.values())
+        return RegistryStatistics(self.memory, 0, running, states, Counters())
 
     def subscribe(self, callback: Callable[[ModelSnapshot], None]) -> Callable[[], None]:
         self.subscribers.append(callback)

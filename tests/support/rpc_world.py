@@ -13,6 +13,7 @@ from fakes.generations import FakeGenerations
 from fakes.registry import FakeRegistry
 from inferd.v1 import inference_service_pb2_grpc, model_service_pb2_grpc
 from inferd_server.core.model import ContentionPolicy, Strategy
+from inferd_server.core.observer import UNOBSERVED, Observer
 from inferd_server.rpc.server import ListenSettings, Server, ServerInfo, Services
 from inferd_server.serving.lifecycle import Lifecycle, Phase
 
@@ -57,12 +58,13 @@ async def open_world(
     address: str = "127.0.0.1:0",
     phase: Phase = Phase.READY,
     clock: Callable[[], float] = time.monotonic,
+    observer: Observer = UNOBSERVED,
 ) -> AsyncIterator[World]:
     """A server with a client; READY unless told otherwise."""
     generations, registry, lifecycle = FakeGenerations(), registry or FakeRegistry(), Lifecycle()
     lifecycle.advance(phase)
     services = Services(generations, registry, lifecycle, info or server_info())
-    server = Server(services, ListenSettings(address, MAX_MESSAGE), clock=clock)
+    server = Server(services, ListenSettings(address, MAX_MESSAGE), clock=clock, observer=observer)
     bound = await server.start()
     try:
         async with grpc.aio.insecure_channel(bound) as channel:

@@ -4,6 +4,7 @@ Names follow the OpenTelemetry GenAI conventions where these have one (gen_ai_se
 base units, `_total` for counters. Labels take configured models, known methods and words of enumerations alone.
 """
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -203,3 +204,7 @@ def _rows() -> Iterator[str]:
     for metric in METRICS:
         labels = ", ".join(f"`{label}`" for label in metric.labels)
         yield f"| `{metric.name}` | {metric.kind} | {labels} | {metric.meaning} |"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

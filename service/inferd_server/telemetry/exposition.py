@@ -12,6 +12,7 @@ Render = Callable[[str], Awaitable[tuple[bytes, str]]]
 
 MAX_HEAD_NBYTES = 8192
 MAX_CONNECTIONS = 8
+"""One more is closed without an answer."""
 CONNECTION_SECONDS = 10.0
 """From its opening to its end; Prometheus gives up after as long by default."""
 
@@ -22,7 +23,7 @@ class Exposition:
     def __init__(self, render: Render) -> None:
         self._render = render
         self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def start(self, listen: str) -> str:
         """Open `HOST:PORT`; returns the bound address with the real port.
@@ -44,15 +45,18 @@ class Exposition:
         if self._server is None:
             return
         self._server.close()
-        connections = list(self._connections)
-        for connection in connections:
-            connection.cancel()
-        await asyncio.gather(*connections, return_exceptions=True)
+        # Not cancelled: on Python 3.11 asyncio logs that of a connection's task as an error.
+        for writer in self._connections.values():
+            writer.transport.abort()
+        await asyncio.gather(*self._connections, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connections) >= MAX_CONNECTIONS:
+            writer.transport.abort()
+            return
         task = asyncio.current_task()
         assert task is not None, "asyncio serves each connection in a task"
-        self._connections.add(task)
+        self._connections[task] = writer
         try:
             async with asyncio.timeout(CONNECTION_SECONDS):
                 writer.write(await self._response(reader))
@@ -62,12 +66,10 @@ class Exposition:
         except (TimeoutError, OSError, asyncio.IncompleteReadError):
             pass  # a client that is slow or gone is owed nothing
         finally:
-            self._connections.discard(task)
+            del self._connections[task]
             writer.transport.abort()
 
     async def _response(self, reader: asyncio.StreamReader) -> bytes:
-        if len(self._connections) > MAX_CONNECTIONS:
-            return _message(HTTPStatus.SERVICE_UNAVAILABLE)
         try:
             head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
