@@ -3,7 +3,7 @@
 from registry.world import World, models, reason
 
 from fakes.resident import MIB, entry
-from inferd_server.core.errors import Reason, engine_failed
+from inferd_server.core.errors import Reason, engine_failed, model_corrupt
 from inferd_server.core.model import ContentionPolicy, ModelState, Strategy, UnloadMode
 from inferd_server.registry import inputs
 from inferd_server.registry.lease import LeaseRequest
@@ -161,3 +161,35 @@ def test_a_model_may_be_preempted_once_the_request_that_nobody_may_interrupt_has
     w.ask(LeaseRequest("b", PREEMPT))
     w.run_checks()
     assert w.interrupted == {("a", 1)}
+
+
+def test_a_load_larger_than_reserved_waits_until_all_of_the_rest_has_come() -> None:
+    w = world(10, a=3, b=3, grown=4)
+    hold_and_release(w, "a")
+    hold_and_release(w, "b")
+    larger = w.ask(LeaseRequest("grown", WAIT))
+    w.run_checks()
+    w.finish_load(("grown", 1), 10 * MIB)
+    w.finish_unload(("a", 1))
+    assert larger in w.asked
+    w.finish_unload(("b", 1))
+    assert larger in w.leases
+
+
+def test_a_check_of_those_who_left_says_nothing_to_those_who_came() -> None:
+    w = world(10, a=6)
+    w.cancel(w.ask(LeaseRequest("a", WAIT)))
+    waiting = w.ask(LeaseRequest("a", WAIT))
+    w.finish_check(("a", 1), model_corrupt("a", "weights", "an older look"))
+    assert waiting in w.asked
+    w.run()
+    assert waiting in w.leases
+
+
+def test_an_unload_whose_end_is_not_proved_is_answered_with_the_reason() -> None:
+    w = world(10, a=6)
+    hold_and_release(w, "a")
+    order = w.unload("a", UnloadMode.DRAIN)
+    w.tell(inputs.UnloadFailed("a", 1, engine_failed("a")))
+    assert reason(w, order) is Reason.ENGINE_FAILED
+    assert w.machine.residency.ledger.used_nbytes == 6 * MIB
