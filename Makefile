@@ -26,7 +26,7 @@ serve: setup ## serve the demo model on 127.0.0.1:50051 (the first time: prepare
 	@export INFERD_DEMO_DIR=$${INFERD_DEMO_DIR:-.demo}; exec $(BIN)/inferd serve --demo $(ARGS)
 
 test: setup ## the tests, without those marked long
-	$(BIN)/python -m pytest -m "not long" $(ARGS)
+	$(BIN)/python -m pytest -m "not long" --numprocesses=3 --dist=loadfile $(ARGS)
 
 test-long: setup ## the tests marked long
 	$(BIN)/python -m pytest -m long $(ARGS)
