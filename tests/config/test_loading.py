@@ -465,7 +465,7 @@ def test_where_metrics_are_served_is_fixed_while_the_server_runs(write: Callable
     models = [{"name": "a", "path": str(tiny_model)}]
     config = load_config(write(models=models), {}, {})
     write(models=models, metrics={"listen": "127.0.0.1:0"})
-    with pytest.raises(ConfigError, match="metrics.listen: is fixed"):
+    with pytest.raises(ConfigError, match=r"metrics\.listen: is fixed"):
         reload_config(config, {})
 
 
