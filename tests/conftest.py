@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
 from inferd_server.engine.blas import prefer_openblas
 
 # Nothing in a test may reach a model hub.
