@@ -10,9 +10,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fakes.registry import FakeRegistry, entry
 from inferd_server.core.model import ModelState
+from inferd_server.registry.instances import Counters
+from inferd_server.registry.registry import MemorySnapshot, RegistrySnapshot, RegistryStatistics
 from inferd_server.telemetry import catalog, metrics
 from inferd_server.telemetry.metrics import Metrics
-from inferd_server.telemetry.picture import Build
+from inferd_server.telemetry.picture import Build, Picture, families
 from support.scraping import Figures
 
 GENERATE = "/inferd.v1.InferenceService/Generate"
@@ -122,6 +124,15 @@ async def test_a_model_that_leaves_the_registry_takes_its_series_along(
     assert seen("inferd_engine_batch_size_sum", model="big") == 2
 
 
+async def test_a_model_that_comes_back_begins_anew(watched: Metrics, registry: FakeRegistry) -> None:
+    watched.generation("tiny").output(1.0, 5)
+    there = registry.models["tiny"]
+    registry.set("tiny", removed=True)
+    registry.models["tiny"] = there
+    watched.generation("tiny").output(1.0, 2)
+    assert (await figures(watched))("inferd_completion_tokens_total", model="tiny") == 2
+
+
 async def test_steps_are_told_from_any_thread(watched: Metrics) -> None:
     def work() -> None:
         for _ in range(500):
@@ -154,6 +165,40 @@ async def test_what_is_comes_from_the_snapshots(registry: FakeRegistry) -> None:
     assert seen("inferd_ready") == 1
     ready[0] = False
     assert (await figures(watched))("inferd_ready") == 0
+
+
+def test_each_figure_of_the_registry_has_its_own_metric() -> None:
+    memory = MemorySnapshot(limit_nbytes=1, used_nbytes=2, reserved_nbytes=3, ceiling_nbytes=4, active_nbytes=5)
+    counters = Counters(
+        load_failures=7,
+        deaths=8,
+        evictions=9,
+        preemptions=10,
+        drains=11,
+        idle_unloads=12,
+        abandoned_loads=13,
+        refusals=14,
+    )
+    statistics = RegistryStatistics(memory, waiting=0, leases=6, states={}, counters=counters)
+    picture = Picture(Build("", "", ""), False, RegistrySnapshot((), memory), statistics)
+    samples = [sample for family in families(picture) for sample in family.samples]
+    assert {sample.name: sample.value for sample in samples if not sample.labels} == {
+        "inferd_ready": 0,
+        "inferd_memory_budget_bytes": 1,
+        "inferd_memory_charged_bytes": 2,
+        "inferd_memory_reserved_bytes": 3,
+        "inferd_memory_ceiling_bytes": 4,
+        "inferd_memory_active_bytes": 5,
+        "inferd_leases": 6,
+        "inferd_model_load_failures_total": 7,
+        "inferd_engine_deaths_total": 8,
+        "inferd_model_evictions_total": 9,
+        "inferd_model_preemptions_total": 10,
+        "inferd_model_drains_total": 11,
+        "inferd_model_idle_unloads_total": 12,
+        "inferd_model_loads_abandoned_total": 13,
+        "inferd_refusals_total": 14,
+    }
 
 
 async def test_a_blocked_loop_is_seen(watched: Metrics, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,8 @@
 """The HTTP port that Prometheus reads: GET /metrics and nothing else, one request per connection, all of it bounded."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-
-log = logging.getLogger("inferd.telemetry")
 
 Render = Callable[[str], Awaitable[tuple[bytes, str]]]
 """(text, content type) for an Accept header."""
