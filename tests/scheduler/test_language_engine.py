@@ -110,6 +110,6 @@ async def test_two_hundred_random_cancels_leave_nothing_behind(
     assert all(task.cancelled() or task.exception() is None for task in tasks)
     statistics = scheduler.statistics()
     assert (statistics.running, statistics.waiting) == (0, 0)
-    await eventually(lambda: scheduler.statistics().step_pending_since is None)
+    await eventually(lambda: scheduler.statistics().step_age_seconds == 0)
     assert scheduler.statistics().cache_nbytes == 0
     assert await read_ids(scheduler.submit(greedy(PROMPTS[0], 60))) == alone[PROMPTS[0]][:60]

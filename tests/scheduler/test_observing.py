@@ -30,7 +30,7 @@ async def test_each_step_is_told_with_the_sequences_it_had() -> None:
         await read(scheduler.submit(request(5, max_tokens=4)))
         engine.gate.clear()
         both = [asyncio.ensure_future(read(scheduler.submit(request(5 + i, max_tokens=3)))) for i in range(2)]
-        await eventually(lambda: scheduler.statistics().step_age_seconds > 0)
+        await eventually(engine.in_step.is_set)
         engine.gate.set()
         await asyncio.gather(*both)
         await eventually(lambda: scheduler.statistics().step_age_seconds == 0)
@@ -51,7 +51,7 @@ async def test_a_step_grows_old_while_it_does_not_end() -> None:
         assert scheduler.statistics().step_age_seconds == 0
         engine.gate.clear()
         reading = asyncio.ensure_future(read(scheduler.submit(request(5, max_tokens=2))))
-        await eventually(lambda: scheduler.statistics().step_pending_since is not None)
+        await eventually(engine.in_step.is_set)
         now[0] = 7.0
         assert scheduler.statistics().step_age_seconds == 7
         engine.gate.set()

@@ -1,6 +1,6 @@
 """Words about models: what may be loaded, what is loaded, and the protocols between the rooms."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -217,5 +217,3 @@ class Loader(Protocol):
 
 Clock = Callable[[], float]
 """Seconds of one monotonic clock."""
-
-Spawn = Callable[[Awaitable[None]], None]

@@ -1,6 +1,6 @@
 """BATCHING: who runs next inside one loaded model."""
 
-from .scheduler import Scheduler, SchedulerStatistics
+from .scheduler import Scheduler
 from .stream import Stream
 
-__all__ = ["Scheduler", "SchedulerStatistics", "Stream"]
+__all__ = ["Scheduler", "Stream"]

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from inferd_server.core.errors import InferdError, engine_failed, model_unloaded, out_of_memory, slow_consumer
 from inferd_server.core.generation import DecodeRequest, Token
@@ -17,14 +16,6 @@ from .queue import WaitQueue
 from .stream import MAX_WAITING_TOKENS, Stream
 from .threads import Threads
 from .worker import OpenEngine, Worker, logger
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerStatistics(ResidentStatistics):
-    """With the worker's pulse, in seconds of the clock: when a step last ended, and since when one is under way."""
-
-    last_step_at: float | None = None
-    step_pending_since: float | None = None
 
 
 class _OwnLoading:
@@ -125,16 +116,14 @@ class Scheduler:
         """Parameter bytes, measured after the load."""
         return self._worker.weights_nbytes
 
-    def statistics(self) -> SchedulerStatistics:
+    def statistics(self) -> ResidentStatistics:
         """A frozen snapshot."""
         pending_since = self._worker.busy_since
-        return SchedulerStatistics(
+        return ResidentStatistics(
             running=len(self._running),
             waiting=len(self._waiting),
             cache_nbytes=self._worker.cache_nbytes,
             step_age_seconds=0.0 if pending_since is None else self._clock() - pending_since,
-            last_step_at=self._worker.last_step_at,
-            step_pending_since=pending_since,
         )
 
     def submit(self, request: DecodeRequest, *, priority: int = 0, coalesce_seconds: float = 0.010) -> Stream:

@@ -49,8 +49,7 @@ class Worker:
     """One owned, non-daemon thread and its engine.
 
     Read on the loop: `opened` and `ended` (futures), `failure` (why it did not open), `weights_nbytes`, `max_rows`,
-    `footprint`, `cache_nbytes`, `busy_since` (start of the step under way, None while nothing is asked of it),
-    `last_step_at`.
+    `footprint`, `cache_nbytes`, `busy_since` (start of the step under way, None while nothing is asked of it).
     Written on the loop: `is_quiet`: it will look into `outbox` in time by itself; only urgent reports need a call.
     """
 
@@ -88,7 +87,6 @@ class Worker:
         self.footprint = Footprint()
         self.cache_nbytes = 0
         self.busy_since: float | None = None
-        self.last_step_at: float | None = None
         self.is_quiet = False
 
     # --- on the event loop
@@ -219,7 +217,7 @@ class Worker:
         now = self._clock()
         if self.busy_since is not None:
             self._observer.step(self._settings.name, now - self.busy_since, len(self._uids))
-        self.busy_since = self.last_step_at = now
+        self.busy_since = now
         if now >= self._cache_read_at + CACHE_READ_SECONDS:
             self._cache_read_at = now
             self.cache_nbytes = self._engine.cache_nbytes
