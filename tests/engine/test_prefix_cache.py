@@ -240,3 +240,16 @@ def test_constrained_sequences_store_what_they_really_saw(tiny_model: Path) -> N
         assert ids(tokens) == reference.greedy(following, 10)
         assert cached(tokens) >= len(start)
     engine.close()
+
+
+@pytest.mark.parametrize("kind", ["llama", "mamba2"])
+def test_an_unload_drops_everything(folders: dict[str, Path], kind: str) -> None:
+    import mlx.core as mx
+
+    mx.synchronize()
+    before = mx.get_active_memory()
+    engine = open_engine(folders[kind], prefix_cache_nbytes=ROOM)
+    run(engine, request(prompt(200), 10), request(prompt(90, 1), 10, session_id="s"))
+    assert engine.cache_nbytes > 0
+    engine.close()
+    assert mx.get_active_memory() - before < 1000
