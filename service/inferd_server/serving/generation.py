@@ -1,13 +1,13 @@
 """One request in flight: prompt, lease, stream, interruption and resume, end."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum
 
 from inferd_server.core.constraints import Grammar
-from inferd_server.core.errors import InferdError, preempted, request_timeout
+from inferd_server.core.errors import InferdError, Reason, preempted, request_timeout
 from inferd_server.core.generation import (
     DecodeRequest,
     Event,
@@ -67,7 +67,7 @@ class GenerationOptions:
 
 
 class Generation:
-    """One request from its prepared prompt to its end. `events` runs once."""
+    """One request from its prompt to its end. `events` runs once."""
 
     def __init__(
         self,
@@ -77,8 +77,11 @@ class Generation:
         options: GenerationOptions,
         clock: Clock,
         deadline: float | None,
+        prepare: Callable[[GenerationRequest, ModelEntry], Awaitable[PreparedPrompt]],
+        check_queue: Callable[["Generation"], None],
         observer: GenerationObserver = UNOBSERVED,
     ) -> None:
+        """`prepare` makes the prompt ready for a model; `check_queue` raises QUEUE_FULL where no more may wait."""
         self.request = request
         self.entry = entry
         self.stage = Stage.PREPARING
@@ -87,6 +90,8 @@ class Generation:
         self._options = options
         self._clock = clock
         self._deadline = deadline
+        self._prepare = prepare
+        self._check_queue = check_queue
         self._stopwatch = Stopwatch(clock)
         self._observer = observer
         self._preemptions = 0
@@ -111,42 +116,47 @@ class Generation:
         if self._lease is not None:
             self._lease.release()
 
-    async def events(self, prepared: PreparedPrompt) -> AsyncGenerator[Event, None]:
+    async def events(self) -> AsyncGenerator[Event, None]:
         """Waiting* Started Delta* Finished.
 
         Raises:
             InferdError: anything else; with completion_tokens once it has started.
         """
-        self.prepared = prepared
         try:
-            async with aclosing(self._attempts(prepared)) as attempts:
+            self.prepared = await self._prepare(self.request, self.entry)
+            self.check_ended()
+            async with aclosing(self._attempts()) as attempts:
                 async for event in attempts:
                     yield event
-            yield self._finished(prepared)
+            yield self._finished(self.prepared)
         except InferdError as error:
-            raise self._with_counts(error, prepared) from None
+            raise self._with_counts(error) from None
         except asyncio.CancelledError:
             if self._error is not None and not _is_cancelled():
-                raise self._with_counts(self._error, prepared) from None
+                raise self._with_counts(self._error) from None
             raise
         finally:
             if self._timeout is not None:
                 self._timeout.cancel()
-            if self._has_started:
-                self._observer.ended(len(prepared.ids), prepared.assembly.cached_prompt_tokens)
+            if self._has_started and self.prepared is not None:
+                self._observer.ended(len(self.prepared.ids), self.prepared.assembly.cached_prompt_tokens)
 
-    async def _attempts(self, prepared: PreparedPrompt) -> AsyncGenerator[Event, None]:
+    async def _attempts(self) -> AsyncGenerator[Event, None]:
         """One attempt for each time that the model is (again) resident, until the output has ended."""
-        while prepared.assembly.finish_reason is None:
-            lease = self._registry.lease_now(self._lease_request())
-            if lease is None:
-                async with aclosing(self._wait()) as waits:
-                    async for waiting in waits:
-                        yield waiting
-                lease = self._take_lease()
+        while self._output.finish_reason is None:
+            try:
+                lease = self._registry.lease_now(self._lease_request())
+                if lease is None:
+                    async with aclosing(self._wait()) as waits:
+                        async for waiting in waits:
+                            yield waiting
+                    lease = self._take_lease()
+            except InferdError as error:
+                await self._follow_name(error)
+                continue
             self._lease = lease
             try:
-                async with lease, aclosing(self._decode(prepared, lease)) as events:
+                async with lease, aclosing(self._decode(lease)) as events:
                     async for event in events:
                         yield event
             except Interrupted as signal:
@@ -157,10 +167,37 @@ class Generation:
                 self._preemptions_by = lease.preemptions
                 self._lease = None
 
+    @property
+    def _output(self) -> Assembly:
+        assert self.prepared is not None, "events prepares first"
+        return self.prepared.assembly
+
+    async def _follow_name(self, error: InferdError) -> None:
+        """A new configuration may have removed the model while the request waited, and pointed the name that was asked
+        for to another one: then it goes on with that. Raises `error` in every other case."""
+        if error.reason is not Reason.MODEL_NOT_FOUND or self._output.emitted_ids:
+            raise error
+        entry = self._registry.resolve(self.request.model)
+        if entry.name == self.entry.name:
+            raise error
+        await self._prepare_for(entry)
+
+    async def _fit_to(self, entry: ModelEntry) -> None:
+        """The instance may have been loaded from other files than the prompt was prepared for (a reload, a new
+        configuration): prepare it anew. Output of other weights can't be continued."""
+        if entry.engine.path == self.entry.engine.path and entry.revision == self.entry.revision:
+            return
+        if self._output.emitted_ids:
+            raise preempted(self.entry.name, self.entry.name)
+        await self._prepare_for(entry)
+
+    async def _prepare_for(self, entry: ModelEntry) -> None:
+        self.entry = entry
+        self.prepared = await self._prepare(self.request, entry)
+
     async def _wait(self) -> AsyncGenerator[Waiting, None]:
-        if self.stage is not Stage.INTERRUPTED:
-            self.stage = Stage.WAITING
         self.check_ended()
+        self._note_waiting()
         acquiring = Acquiring(self._registry, self._lease_request(), tell_waiting=self.request.waiting_events)
         self._acquiring = acquiring
         try:
@@ -177,18 +214,26 @@ class Generation:
         self._stopwatch.loaded(lease.loading_seconds)
         return lease
 
-    async def _decode(self, prepared: PreparedPrompt, lease: Lease) -> AsyncGenerator[Event, None]:
+    def _note_waiting(self) -> None:
+        """It has to wait, for its model or for a row: if that is new, the bounds on how many may do so apply."""
+        if self.stage is Stage.PREPARING:
+            self._check_queue(self)
+            self.stage = Stage.WAITING
+
+    async def _decode(self, lease: Lease) -> AsyncGenerator[Event, None]:
+        await self._fit_to(lease.entry)
         self.check_ended()
+        prepared = self.prepared
+        assert prepared is not None
         async with aclosing(self._submit(prepared, lease)) as stream:
             self._stream = stream
             # A model that is preempted, unloaded or dead gets its lease back even while the reader takes nothing.
             stream.on_failure = lease.release
-            if self.stage is Stage.PREPARING:
-                self.stage = Stage.WAITING
             try:
-                if self.request.waiting_events and not stream.is_admitted:
-                    yield Waiting(WaitState.QUEUED, lease.resident.statistics().waiting - 1)
-                await stream.admitted()
+                if not stream.is_admitted:
+                    self._note_waiting()
+                while (position := await stream.next_position()) is not None:
+                    yield Waiting(WaitState.QUEUED, position)
                 if self._admit():
                     yield self._started(prepared, lease)
                 async for tokens in stream:
@@ -218,7 +263,12 @@ class Generation:
         )
         asked = self.request.coalesce_seconds
         coalesce_seconds = self._options.coalesce_seconds if asked is None else asked
-        return scheduler.submit(request, priority=self.request.scheduling.priority, coalesce_seconds=coalesce_seconds)
+        return scheduler.submit(
+            request,
+            priority=self.request.scheduling.priority,
+            coalesce_seconds=coalesce_seconds,
+            tell_position=self.request.waiting_events,
+        )
 
     def _lease_request(self) -> LeaseRequest:
         scheduling = self.request.scheduling
@@ -297,12 +347,10 @@ class Generation:
     def _has_started(self) -> bool:
         return self.stage in {Stage.RUNNING, Stage.INTERRUPTED}
 
-    def _with_counts(self, error: InferdError, prepared: PreparedPrompt) -> InferdError:
+    def _with_counts(self, error: InferdError) -> InferdError:
         if not self._has_started:
             return error
-        return error.with_facts(
-            request_id=self.request.request_id, completion_tokens=len(prepared.assembly.emitted_ids)
-        )
+        return error.with_facts(request_id=self.request.request_id, completion_tokens=len(self._output.emitted_ids))
 
 
 def _is_cancelled() -> bool:

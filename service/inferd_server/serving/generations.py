@@ -78,13 +78,9 @@ class Generations:
         """
         if self._refusal is not None:
             raise self._refusal
-        entry = self._registry.resolve(request.model)
-        check_request(request, entry)
-        generation = self._enter(request, entry, deadline)
+        generation = self._enter(request, self._registry.resolve(request.model), deadline)
         try:
-            prepared = await self._prepare(generation)
-            self._check_queue(generation)
-            async with aclosing(generation.events(prepared)) as events:
+            async with aclosing(generation.events()) as events:
                 async for event in events:
                     yield event
         finally:
@@ -157,13 +153,15 @@ class Generations:
             self._options.generation,
             self._clock,
             deadline,
+            self._prepare,
+            self._check_queue,
             self._observer.generation(entry.name),
         )
         self._in_flight[request_id] = generation
         return generation
 
-    async def _prepare(self, generation: Generation) -> PreparedPrompt:
-        request, entry = generation.request, generation.entry
+    async def _prepare(self, request: GenerationRequest, entry: ModelEntry) -> PreparedPrompt:
+        check_request(request, entry)
         tokenizer = await self._texts.get(entry)
         rendered, ids = await _encode(tokenizer, request.prompt, entry.context_length)
         check_prompt_ids(request.prompt, ids, entry)
@@ -184,9 +182,8 @@ class Generations:
         )
 
     def _check_queue(self, generation: Generation) -> None:
-        """Refuse one more waiting request than the bounds allow. A request is counted as waiting only once it has to
-        wait, so a burst that finds free rows is never refused."""
-        generation.check_ended()
+        """Refuse one more waiting request than the bounds allow. Asked only when a request has to wait: one that finds
+        its model LOADED and a free row is never refused, whoever waits for other models."""
         waiting = [other for other in self._in_flight.values() if other.stage is Stage.WAITING]
         entry = generation.entry
         if sum(other.entry.name == entry.name for other in waiting) >= entry.max_queue:
