@@ -157,7 +157,12 @@ class App:
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        task.add_done_callback(self._settle)
+
+    def _settle(self, task: "asyncio.Task[None]") -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("background work failed", exc_info=error)
 
     async def _preload(self) -> None:
         await self._registry.preload()
@@ -189,7 +194,9 @@ class App:
         while True:
             await self._reload_asked.wait()
             self._reload_asked.clear()
-            await self._reload()
+            reload = asyncio.create_task(self._reload())
+            reload.add_done_callback(self._settle)
+            await asyncio.wait([reload])
 
     async def _reload(self) -> None:
         """Read the configuration again and apply its models as one transaction, or change nothing and say why."""
