@@ -110,9 +110,15 @@ class MachineRules(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(sorted(self.world.residents)))
         self.world.die(key, engine_failed(key[0]))
 
-    @rule(name=names, policy=policies, pin=st.sampled_from([None, None, True, False]), reload=st.booleans())
-    def load(self, name, policy, pin, reload) -> None:
-        self.world.load(name, policy, pin=pin, reload=reload)
+    @rule(
+        name=names,
+        policy=policies,
+        pin=st.sampled_from([None, None, True, False]),
+        reload=st.booleans(),
+        detached=st.booleans(),
+    )
+    def load(self, name, policy, pin, reload, detached) -> None:
+        self.world.load(name, policy, pin=pin, reload=reload, detached=detached)
 
     @rule(name=names, mode=st.sampled_from(UnloadMode), seconds=st.sampled_from([None, 0.5, 3.0]))
     def unload(self, name, mode, seconds) -> None:

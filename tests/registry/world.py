@@ -26,6 +26,7 @@ class World:
         self.now = now
         self.numbers = 0
         self.asked: dict[int, tuple[LeaseRequest | None, float]] = {}
+        self.detached: set[int] = set()
         self.orders: set[int] = set()
         self.leases: dict[int, tuple[InstanceKey, LeaseRequest]] = {}
         self.granted: dict[int, effects.Grant] = {}
@@ -52,10 +53,12 @@ class World:
         self.tell(inputs.Ask(number, request))
         return number
 
-    def load(self, name: str, policy, *, pin: bool | None = None, reload: bool = False) -> int:
+    def load(self, name: str, policy, *, pin: bool | None = None, reload: bool = False, detached: bool = False) -> int:
         number = self._number()
         self.asked[number] = (None, self.now)
-        self.tell(inputs.LoadWanted(number, name, policy, pin, reload))
+        if detached:
+            self.detached.add(number)
+        self.tell(inputs.LoadWanted(number, name, policy, pin, reload, detached))
         return number
 
     def unload(self, name: str, mode, seconds: float | None = None) -> int:
@@ -188,6 +191,7 @@ class World:
         again = self.machine.handle(inputs.Tick(), self.now)
         assert again == [], f"not settled: {again}"
         assert self.machine.next_wake() > self.now
+        self._forget_replaced()
         assert set(queue.tickets) == set(self.asked)
         assert {order.id for model in residency.models.values() for order in model.orders} == self.orders
         held = dict.fromkeys(residency.open, 0)
@@ -199,6 +203,14 @@ class World:
             self._check_model(model)
         for number, ticket in queue.tickets.items():
             self._check_ticket(number, ticket)
+
+    def _forget_replaced(self) -> None:
+        """Of the loads that nobody waits for, one for each model is kept."""
+        tickets = self.machine.queue.tickets
+        for number in self.detached & self.asked.keys() - tickets.keys():
+            del self.asked[number]
+        kept = [tickets[number].model for number in self.detached & tickets.keys()]
+        assert len(kept) == len(set(kept)), kept
 
     def _check_claims(self) -> None:
         residency = self.machine.residency

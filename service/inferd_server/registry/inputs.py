@@ -18,13 +18,19 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class LoadWanted:
-    """Somebody wants a model resident: LoadModel, a preload. `reload`: a new generation, even if it is resident."""
+    """Somebody wants a model resident: LoadModel, a preload.
+
+    Attributes:
+        reload: a new generation, even if it is resident.
+        detached: nobody waits for the answer; it takes the place of an earlier one for the model.
+    """
 
     ticket: int
     name: str
     policy: ContentionPolicy
     pin: bool | None = None
     reload: bool = False
+    detached: bool = False
 
 
 @dataclass(frozen=True, slots=True)

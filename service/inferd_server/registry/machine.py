@@ -288,7 +288,7 @@ class Machine:
         if model is None:
             self._refuse_number(wanted.ticket, model_not_found(wanted.name, self.residency.models))
             return
-        order = LoadOrder(self._generation_wanted(model) if wanted.reload else 0, wanted.pin)
+        order = LoadOrder(self._generation_wanted(model) if wanted.reload else 0, wanted.pin, wanted.detached)
         if model.state is ModelState.LOADED and order.min_generation == 0:
             self._answer_load(model, wanted.ticket, order, None)
             return
@@ -296,8 +296,24 @@ class Machine:
         if error is not None:
             self._refuse_number(wanted.ticket, error)
             return
-        times = patience(wanted.policy, now)
-        self._enqueue(model, Ticket(wanted.ticket, model.name, now, 0, times, order=order), now)
+        ticket = Ticket(wanted.ticket, model.name, now, 0, patience(wanted.policy, now), order=order)
+        if wanted.detached:
+            self._take_place(ticket)
+        self._enqueue(model, ticket, now)
+
+    def _take_place(self, ticket: Ticket) -> None:
+        """A detached load stands where an earlier one stood, and asks for what both did: no client bounds their number,
+        and none waits for the earlier one's answer."""
+        group = self.queue.groups.get(ticket.model)
+        earlier = None if group is None else group.detached
+        if earlier is None:
+            return
+        assert earlier.order is not None
+        assert ticket.order is not None
+        self.queue.remove(earlier)
+        ticket.arrived_at = earlier.arrived_at
+        ticket.patience = ticket.patience.joined(earlier.patience)
+        ticket.order = ticket.order.after(earlier.order)
 
     def _generation_wanted(self, model: Model) -> int:
         """The generation that a reload asks for; 0 if the next load, or the one under way, will do."""

@@ -40,6 +40,15 @@ class Patience:
     fails_at_once: bool = False
     fails_when_blocked: bool = False
 
+    def joined(self, other: "Patience") -> "Patience":
+        """Whatever either allows: for one ticket in the place of two."""
+        return Patience(
+            expires_at=max(self.expires_at, other.expires_at),
+            preempts_at=min(self.preempts_at, other.preempts_at),
+            fails_at_once=self.fails_at_once and other.fails_at_once,
+            fails_when_blocked=self.fails_when_blocked and other.fails_when_blocked,
+        )
+
 
 def patience(policy: ContentionPolicy, arrived_at: float, *, interrupted: bool = False) -> Patience:
     """The moments of a ticket that arrived at `arrived_at`. An interrupted one just waits, whatever its strategy."""

@@ -4,7 +4,6 @@ Everything runs on one event loop. Nothing here decides: each happening becomes 
 """
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import math
@@ -166,9 +165,9 @@ class Registry:
         if validate_only:
             return self._validate(model, wanted_policy)
         number, answer = self._ask_for_answer()
-        self._tell(inputs.LoadWanted(number, model.name, wanted_policy, pin, reload))
+        self._tell(inputs.LoadWanted(number, model.name, wanted_policy, pin, reload, detach))
         if detach and not answer.done():
-            answer.add_done_callback(_retrieve)
+            del self._answers[number]
             return LoadOutcome(self._observer.model(model), self._observer.memory())
         try:
             done = await self._answer(number, answer)
@@ -388,8 +387,3 @@ class Registry:
 def _names(entries: Sequence[ModelEntry]) -> dict[str, str]:
     """Canonical names by name and alias."""
     return {alias: entry.name for entry in entries for alias in (*entry.aliases, entry.name)}
-
-
-def _retrieve(answer: "asyncio.Future[object]") -> None:
-    with contextlib.suppress(InferdError, asyncio.CancelledError):
-        answer.result()

@@ -8,7 +8,7 @@ import heapq
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from .lease import LeaseRequest
@@ -33,6 +33,12 @@ class LoadOrder:
 
     min_generation: int = 0
     pin: bool | None = None
+    detached: bool = False  # nobody waits for the answer
+
+    def after(self, earlier: "LoadOrder") -> "LoadOrder":
+        """This order with what an earlier one asked for besides."""
+        pin = earlier.pin if self.pin is None else self.pin
+        return replace(self, min_generation=max(self.min_generation, earlier.min_generation), pin=pin)
 
 
 @dataclass(slots=True, eq=False)
@@ -74,6 +80,7 @@ class Group:
         self._preempting: list[tuple[float, int]] = []  # heap of (preempts_at, id), with tickets that left
         self.impatient: dict[int, Ticket] = {}  # those that may fail when there is no way
         self._reloads = 0
+        self._detached = 0  # a ticket's number, whether it is still there or not
 
     @property
     def head(self) -> Place:
@@ -102,6 +109,11 @@ class Group:
             heapq.heappop(self._preempting)
         return self._preempting[0][0] if self._preempting else math.inf
 
+    @property
+    def detached(self) -> Ticket | None:
+        """The ticket of a load that nobody waits for: never more than one."""
+        return self.tickets.get(self._detached)
+
     def in_order(self) -> list[Ticket]:
         """The tickets by place."""
         return [self.tickets[number] for _, number in self._places]
@@ -115,6 +127,8 @@ class Group:
         if ticket.patience.fails_at_once or ticket.patience.fails_when_blocked:
             self.impatient[ticket.id] = ticket
         self._reloads += ticket.wants_reload
+        if ticket.order is not None and ticket.order.detached:
+            self._detached = ticket.id
 
     def remove(self, ticket: Ticket) -> None:
         """Let a ticket go."""

@@ -48,6 +48,15 @@ async def test_a_detached_load_waits_for_room_though_its_client_has_left(client:
     await client.until_state("b", "LOADED")
 
 
+async def test_any_number_of_detached_loads_of_a_model_wait_as_one(client: Client) -> None:
+    running = await client.run("a")
+    for _ in range(50):
+        await client.load("b", detach=True, contention=policy("wait"))
+    assert (await client.model("b")).waiting_requests == 1
+    await running.leave()
+    await client.until_state("b", "LOADED")
+
+
 async def test_a_detached_load_of_a_loaded_model_says_so(client: Client) -> None:
     await client.load("a")
     assert state_of((await client.load("a", detach=True)).model) == "LOADED"
