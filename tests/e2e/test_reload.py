@@ -126,3 +126,53 @@ def test_a_new_preload_is_loaded(server: ServerProcess, config: Path, folders: d
         while client.model("third").state != "loaded":
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+
+async def test_requests_that_wait_follow_an_alias_whose_old_model_is_removed(tmp_path: Path) -> None:
+    """The natural way to roll a version out: one file takes the old entry away and points the alias to the new one."""
+    old = tiny_llama.build(tmp_path / "old", seed=0)
+    new = tiny_llama.build(tmp_path / "new", seed=1)
+    models = [
+        {"name": "busy", "path": old},
+        {"name": "old", "path": old, "aliases": ["chat"]},
+        {"name": "new", "path": new},
+    ]
+    sizes = {"estimated_memory_gb": 0.06}
+    config = write_config(
+        tmp_path,
+        [{**model, **sizes} for model in models],
+        budget_gb=0.1,
+        manager={"contention_policy": {"strategy": "wait"}, "drain_busy_after_s": 0},
+    )
+    with serving(config) as server:
+        async with AsyncClient(server.address) as client:
+            async with client.stream("busy", prompt="x", max_tokens=3000, temperature=0, ignore_eos=True) as stream:
+                await anext(stream.text())
+                waiting = asyncio.create_task(client.generate("chat", prompt="x", max_tokens=4, temperature=0))
+                await asyncio.sleep(0.3)
+                assert not waiting.done()
+                change(config, lambda document: document["models"].pop(1))
+                change(config, lambda document: document["models"][1].update(aliases=["chat"]))
+                await asyncio.to_thread(reload, server, "configuration reloaded")
+            assert (await asyncio.wait_for(waiting, 20)).model.name == "new"
+
+
+def test_a_loaded_model_is_served_with_the_files_it_was_loaded_from(tmp_path: Path) -> None:
+    """Its entry points elsewhere already: tokens, vocabulary, name and revision stay those of what is loaded."""
+    small = tiny_llama.build(tmp_path / "small", seed=0, context_length=512)
+    large = tiny_llama.build(tmp_path / "large", seed=1, context_length=4096)
+    config = write_config(tmp_path, [{"name": "m", "path": small, "revision": "v1"}], budget_gb=0.1)
+
+    def switch(document: dict[str, Any]) -> None:
+        document["models"][0].update(path=str(large), revision="v2")
+
+    with serving(config) as server, Client(server.address) as client:
+        first = client.generate("m", prompt="x", max_tokens=8, temperature=0)
+        change(config, switch)
+        reload(server, "configuration reloaded")
+        still = client.generate("m", prompt="x", max_tokens=8, temperature=0)
+        assert (still.model.revision, still.text) == ("v1", first.text)
+        client.load("m", reload=True)
+        after = client.generate("m", prompt="x", max_tokens=8, temperature=0)
+        assert after.model.revision == "v2"
+        assert after.text != first.text
