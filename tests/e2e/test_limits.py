@@ -62,6 +62,24 @@ async def test_a_full_queue_refuses_the_next_and_takes_it_when_there_is_room(pee
         call.cancel()
 
 
+async def test_a_full_queue_of_one_model_refuses_nobody_who_finds_a_free_row_of_another(
+    tmp_path: Path, endless_model: Path
+) -> None:
+    single = {"path": endless_model, "preload": True, "continuous_batching": False}
+    models = [{"name": "busy", **single}, {"name": "idle", **single}]
+    config = write_config(tmp_path, models, budget_gb=1, server={"max_queue": 1})
+    with serving(config) as started:
+        started.wait_until_ready()
+        async with Peer(started.address) as peer:
+            calls = [peer.inference.StreamGenerate(endless("busy")) for _ in range(2)]
+            await peer.wait_for_model("busy", lambda model: model.waiting_requests == 1)
+            await peer.inference.Generate(unary("idle", prompt="x", max_tokens=1))
+            error = await failure_of(peer.inference.Generate(unary("busy", prompt="x")))
+            assert reason_of(error) == "QUEUE_FULL"
+            for call in calls:
+                call.cancel()
+
+
 async def test_requests_that_find_a_place_at_once_do_not_count_as_waiting(peer: Peer) -> None:
     answers = [await peer.inference.Generate(unary("one", prompt="x", max_tokens=1)) for _ in range(10)]
     assert len(answers) == 10
