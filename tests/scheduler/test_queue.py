@@ -54,6 +54,24 @@ def test_a_removed_item_is_skipped_and_the_empty_queue_says_so() -> None:
         queue.pop()
 
 
+def test_a_position_is_how_many_are_ahead_and_only_of_those_in_the_queue() -> None:
+    queue: WaitQueue[str] = WaitQueue()
+    queue.push("low", 0, arrived=0.0)
+    queue.push("lower", -1, arrived=0.0)
+    assert [queue.position(item) for item in ("low", "lower")] == [0, 1]
+    queue.push("high", 50, arrived=0.0)
+    assert [queue.position(item) for item in ("high", "low", "lower")] == [0, 1, 2]
+    queue.remove("low")
+    assert queue.position("lower") == 1
+    assert queue.pop() == "high"
+    assert queue.position("lower") == 0
+    assert queue.drain() == ["lower"]
+    for gone in ("low", "high", "lower"):
+        assert gone not in queue
+        with pytest.raises(KeyError):
+            queue.position(gone)
+
+
 def test_memory_follows_the_queue_when_everyone_leaves() -> None:
     queue: WaitQueue[int] = WaitQueue()
     queue.push(-1, 0, arrived=0.0)
@@ -99,6 +117,12 @@ class QueueAgainstAList(RuleBasedStateMachine):
     def drain(self) -> None:
         assert self.queue.drain() == [item for _, _, item in sorted(self.model)]
         self.model.clear()
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def ask_for_a_position(self, data: st.DataObject) -> None:
+        asked = data.draw(st.sampled_from(self.model))
+        assert self.queue.position(asked[2]) == sorted(self.model).index(asked)
 
     @invariant()
     def lengths_agree(self) -> None:

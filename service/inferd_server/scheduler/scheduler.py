@@ -12,6 +12,7 @@ from inferd_server.core.observer import UNOBSERVED, Observer
 from .coalescing import Ticks
 from .memory import Share, WorkMemory
 from .messages import BoundPrefixCache, Died, HandBack, HandedBack, Insert, Inserted, Lost, Rejected, Remove, Report
+from .places import Places
 from .queue import WaitQueue
 from .stream import MAX_WAITING_TOKENS, Stream
 from .threads import Threads
@@ -54,6 +55,7 @@ class Scheduler:
         self._rows = 0
         self._submissions = 0
         self._waiting: WaitQueue[Stream] = WaitQueue()
+        self._places = Places(self._waiting)
         self._running: dict[int, Stream] = {}  # by number, from admission
         self._emitting: dict[int, Stream] = {}  # by the engine's uid, from the Inserted report
         self._longest = self._longest_context = 0  # tokens, of the running ones
@@ -126,8 +128,18 @@ class Scheduler:
             step_age_seconds=0.0 if pending_since is None else self._clock() - pending_since,
         )
 
-    def submit(self, request: DecodeRequest, *, priority: int = 0, coalesce_seconds: float = 0.010) -> Stream:
+    def submit(
+        self,
+        request: DecodeRequest,
+        *,
+        priority: int = 0,
+        coalesce_seconds: float = 0.010,
+        tell_position: bool = False,
+    ) -> Stream:
         """Queue a sequence; a free row is its own at once. The caller closes the stream (`aclosing`), always.
+
+        Args:
+            tell_position: that `Stream.next_position` will be asked.
 
         Raises:
             Interrupted: after `interrupt`, until `resume`.
@@ -141,7 +153,10 @@ class Scheduler:
         self._submissions += 1
         stream = Stream(self._submissions, request, coalesce_seconds, self._leave)
         self._waiting.push(stream, priority, self._clock())
+        self._places.note_change()
         self._admit()
+        if tell_position and not stream.is_admitted:
+            self._places.add(stream)
         return stream
 
     def interrupt(self, by_model: str) -> None:
@@ -152,6 +167,7 @@ class Scheduler:
         self._interrupted_by = by_model
         for stream in self._waiting.drain():
             stream.finish(Interrupted(by_model))
+        self._places.clear()
         self._share.ask_no_more()
         self._worker.send(HandBack(by_model))
 
@@ -179,6 +195,7 @@ class Scheduler:
         self._give_memory_back()
         while self._waiting and len(self._running) < self._rows and self._take_memory(self._waiting.first()):
             stream = self._waiting.pop()
+            self._places.note_change()
             self._running[stream.number] = stream
             self._ticks.join(stream)
             self._worker.send(Insert(stream.number, stream.request))
@@ -192,7 +209,9 @@ class Scheduler:
         """The reader closed its stream."""
         if stream.number in self._running:
             self._evict(stream)
-        elif not self._waiting.remove(stream):
+        elif self._waiting.remove(stream):
+            self._places.note_change()
+        else:
             return
         self._admit()  # a row or memory is free, or who waited for memory in front of others has gone
 
@@ -214,6 +233,7 @@ class Scheduler:
     def _end_all(self, error: InferdError) -> None:
         for stream in self._waiting.drain():
             stream.finish(error.with_facts())
+        self._places.clear()
         for stream in list(self._running.values()):
             self._evict(stream)
             stream.finish(error.with_facts())  # one copy for each: raised ones gather tracebacks

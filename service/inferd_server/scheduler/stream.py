@@ -35,6 +35,8 @@ class Stream:
         self._is_released = False
         self._is_admitted = False
         self._is_ended = False
+        self._position: int | None = None
+        self._told_position: int | None = None
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -52,10 +54,23 @@ class Stream:
             Interrupted: the model was given up for another one while this waited.
             InferdError: the model failed or was unloaded while this waited.
         """
-        while not self._is_admitted:
-            if self._is_ended:
-                raise self._error or RuntimeError("the stream was closed while it waited for a row")
+        while self._waits_for_row():
             await self._woken()
+
+    async def next_position(self) -> int | None:
+        """How many are ahead of it in the queue, as soon as that is not what was told last; None once it has a row.
+
+        Only for streams submitted with `tell_position`: another one is told nothing but the row.
+
+        Raises:
+            Interrupted, InferdError: as `admitted`.
+        """
+        while self._waits_for_row():
+            if self._position != self._told_position:
+                self._told_position = self._position
+                return self._position
+            await self._woken()
+        return None
 
     def __aiter__(self) -> "Stream":
         return self
@@ -87,6 +102,12 @@ class Stream:
         self.finish(error)
         self._on_close(self)
 
+    def _waits_for_row(self) -> bool:
+        """Whether a row is still to come; raises if none will."""
+        if self._is_ended and not self._is_admitted:
+            raise self._error or RuntimeError("the stream was closed while it waited for a row")
+        return not self._is_admitted
+
     async def _woken(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()
         await self._waiter
@@ -96,6 +117,11 @@ class Stream:
     def admit(self) -> None:
         """A row is its own now."""
         self._is_admitted = True
+        self._wake()
+
+    def place(self, position: int) -> None:
+        """So many are ahead of it now."""
+        self._position = position
         self._wake()
 
     def push(self, token: Token) -> bool:
