@@ -79,7 +79,10 @@ def test_what_a_prompt_took_alone_tells_how_much_fits_beside_others() -> None:
     pacing = Pacing(STEP_SIZE, None, device.clock)
     device.now += 1000.0
     pacing.resume()  # the idle time is no gap
-    device.decode_beside_prefill(pacing, tokens=4 * STEP_SIZE)
+    for _ in range(3):
+        device.now += STEP_SIZE * device.token_seconds
+        pacing.note_prefill(STEP_SIZE)
+    device.decode_beside_prefill(pacing, tokens=STEP_SIZE)
     for _ in range(10):
         device.decode(pacing)
     assert device.decode_beside_prefill(pacing) == pytest.approx(0.1, rel=0.2)
@@ -133,3 +136,23 @@ def test_gaps_stay_near_the_target_on_a_noisy_machine() -> None:
     gaps = sorted(device.decode_beside_prefill(pacing) for _ in range(500))
     assert gaps[250] < 0.12
     assert gaps[495] < 0.25
+
+
+def test_a_small_prompt_that_takes_too_long_does_make_pieces_smaller() -> None:
+    device = Device(0.02, 0.01, 0.0004)
+    pacing = decoding(device)
+    for _ in range(10):
+        device.decode_beside_prefill(pacing)
+    before = pacing.piece_tokens(is_decoding=True)
+    device.token_seconds = 0.02
+    device.decode_beside_prefill(pacing, tokens=5)
+    assert pacing.piece_tokens(is_decoding=True) < before / 2
+
+
+def test_gaps_reach_the_target_after_rows_left_and_decode_got_faster() -> None:
+    device = Device(0.09, 0.01, 0.0004)
+    pacing = decoding(device, target=0.1)
+    device.decode_seconds = 0.01
+    gaps = [device.decode_beside_prefill(pacing) for _ in range(30)]
+    assert max(gaps) < 0.11
+    assert pacing.piece_tokens(is_decoding=True) > SMALLEST_PIECE

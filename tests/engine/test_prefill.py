@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from inferd_server.engine.engine import Engine
+from inferd_server.engine.language import open_language_engine
 from inferd_server.engine.pacing import SMALLEST_PIECE
 from inferd_server.engine.prefill import OLDEST_EVERY
-from support.engine_room import open_engine, request
+from support.engine_room import LoadingFake, open_engine, request, settings
 
 STEP_SIZE = 32
 
@@ -104,6 +105,33 @@ def test_a_long_prompt_is_not_starved_by_a_stream_of_short_ones(engine: Engine) 
         engine.insert(request([8] * 30, 1))
         brought += [token.uid for token in engine.step().tokens]
     assert long in brought
+
+
+def test_the_end_of_a_long_prompt_is_not_prefilled_anew_beside_a_short_one(engine: Engine) -> None:
+    long = engine.insert(request([7] * (2 * STEP_SIZE + 9)))
+    for _ in range(2):
+        engine.step()
+    short = engine.insert(request([8, 9, 10]))
+    first = steps_until_first_token(engine, short, long)
+    assert first[0] < first[1]
+
+
+def test_an_idle_night_does_not_look_like_slow_prefill(tiny_model: Path) -> None:
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 0.001
+        return now
+
+    engine = open_language_engine(settings(tiny_model), LoadingFake(), clock=clock)
+    now += 30_000.0
+    engine.insert(request([7] * 65, 50))
+    for _ in range(3):
+        engine.step()
+    engine.insert(request([7] * 129))
+    assert max(engine.step().prefill_tokens for _ in range(2)) == 128
+    engine.close()
 
 
 def test_a_late_prompt_starts_beside_running_rows_within_three_steps(engine: Engine) -> None:
