@@ -149,6 +149,7 @@ class World:
                 self.leases[ticket] = ((name, generation), asked[0])
             case effects.Refuse(ticket, error):
                 assert ticket in self.asked or ticket in self.orders, "answered twice"
+                assert error.facts.get("blocking_models") != "", "nobody is in the way"
                 self.asked.pop(ticket, None)
                 self.orders.discard(ticket)
                 self.refused[ticket] = error

@@ -295,7 +295,7 @@ class Placement:
                     blocked_for_good = self.is_blocked_for_good(self._residency.models[group.model], now)
                 if not blocked_for_good:
                     continue
-            self._refuse(ticket, self.no_room(self._residency.models[group.model]), now)
+            self._refuse(ticket, self.no_room(self._residency.models[group.model], now), now)
 
     def probe(self, model: Model, *, preempts: bool, now: float) -> Probe:
         """Whether a load would fit now, and what would have to leave; changes nothing."""
@@ -311,7 +311,7 @@ class Placement:
         if victims is not None and model.need_nbytes <= self._residency.ledger.limit_nbytes:
             return Probe(fits=True, evicted=tuple(victim.instance.name for victim in victims))
         lacking = missing - sum(victim.nbytes for victim in candidates)
-        return Probe(fits=False, missing_nbytes=max(lacking, 0), blocking=tuple(sorted(self.blocking(model))))
+        return Probe(fits=False, missing_nbytes=max(lacking, 0), blocking=tuple(sorted(self.blocking(model, now))))
 
     def is_blocked_for_good(self, model: Model, now: float) -> bool:
         """Whether no preemption could ever make room: pinned models and requests that nobody may interrupt."""
@@ -320,24 +320,24 @@ class Placement:
         own_nbytes = self._residency.nbytes(own) if is_immovable(own, model) else 0
         return self._residency.ledger.limit_nbytes - room.immovable_nbytes + own_nbytes < model.need_nbytes
 
-    def no_room(self, model: Model) -> InferdError:
+    def no_room(self, model: Model, now: float) -> InferdError:
         """CAPACITY_EXHAUSTED with what stands in the way."""
         ledger = self._residency.ledger
         return capacity_exhausted(
-            model.name, self.blocking(model), model.need_nbytes, ledger.used_nbytes, ledger.limit_nbytes
+            model.name, self.blocking(model, now), model.need_nbytes, ledger.used_nbytes, ledger.limit_nbytes
         )
 
-    def blocking(self, model: Model) -> set[str]:
-        """The models that are charged and can't be evicted for this one now."""
-        return {
-            instance.name
-            for instance in self._residency.open.values()
-            if instance.name != model.name and not self._is_idle(instance)
-        }
+    def blocking(self, model: Model, now: float) -> set[str]:
+        """The models in the way of this one, never none: those that are charged and can't be evicted now, and those
+        that what is leaving was promised to; else those that wait for the rest; else its own older instance."""
+        charged = {i.name for i in self._residency.open.values() if not self._is_evictable(i, now)}
+        names = (charged | self._residency.claims.keys()) - {model.name}
+        return names or self._queue.groups.keys() - {model.name} or {model.name}
 
-    def _is_idle(self, instance: Instance) -> bool:
-        loaded = instance.state is ModelState.LOADED and not instance.leases
-        return loaded and not self._residency.models[instance.name].pinned
+    def _is_evictable(self, instance: Instance, now: float) -> bool:
+        if instance.state is not ModelState.LOADED or instance.leases or self._residency.models[instance.name].pinned:
+            return False
+        return instance.loaded_at + self._residency.limits.min_residency_seconds <= now
 
 
 def _evictions(model: Model, room: Room) -> list[Victim] | None:
