@@ -108,8 +108,9 @@ def test_a_long_prompt_is_not_starved_by_a_stream_of_short_ones(engine: Engine) 
 
 
 def test_the_end_of_a_long_prompt_is_not_prefilled_anew_beside_a_short_one(engine: Engine) -> None:
-    long = engine.insert(request([7] * (2 * STEP_SIZE + 9)))
-    for _ in range(2):
+    pieces = 2 * OLDEST_EVERY - 1  # and one of the engine's warm-up: the next is not the oldest's
+    long = engine.insert(request([7] * (pieces * STEP_SIZE + 9)))
+    for _ in range(pieces):
         engine.step()
     short = engine.insert(request([8, 9, 10]))
     first = steps_until_first_token(engine, short, long)
