@@ -5,12 +5,16 @@ import time
 from collections.abc import Awaitable, Iterator
 from typing import Any
 
+import grpc
 import pytest
 
+from inferd.v1 import generation_pb2 as gen
+from inferd.v1 import inference_service_pb2 as inf
 from inferd.v1 import model_service_pb2 as mod
 from support import tiny_llama
 from support.calls import Peer, read, read_until, streamed
 from support.servers import ServerProcess, serving, write_config
+from support.wire import fields_of
 
 BOUND_SECONDS = 0.25
 """Generous: the probes share two cores with the engine, and with whatever else runs here."""
@@ -77,3 +81,26 @@ async def test_probes_are_answered_during_loads_prefills_and_full_decode(server:
 
         assert await probe(server.address, tokenize(), "tokenizing 96,000 characters") < BOUND_SECONDS
         await peer.wait_until_idle("wide")
+
+
+def full_of_json() -> bytes:
+    """A chat with 57 MiB of JSON, in texts that are short enough each."""
+    hi = gen.ChatMessage(role=gen.ROLE_USER, parts=[gen.ContentPart(text="hi")])
+    text = '{"a":[' + "[]," * 80_000 + "[1]]}"
+    tools = [gen.Tool(name=f"f{i}", parameters_json=text) for i in range(250)]
+    return inf.GenerateRequest(model="wide", chat=gen.ChatInput(messages=[hi], tools=tools)).SerializeToString()
+
+
+async def test_probes_are_answered_while_a_chat_full_of_json_is_refused(server: ServerProcess) -> None:
+    serialized = full_of_json()  # once: the client shares our loop
+    async with Peer(server.address) as peer:
+        generate = peer.channel.unary_unary("/inferd.v1.InferenceService/Generate")
+
+        async def refused() -> None:
+            for _ in range(3):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await generate(serialized, timeout=30)
+                assert fields_of(caught.value) == ["chat"]
+
+        # grpc reads the message on the loop: 40 ms on a core of its own.
+        assert await probe(server.address, refused(), "refusing 57 MiB of JSON") < 2 * BOUND_SECONDS

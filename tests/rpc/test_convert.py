@@ -33,6 +33,8 @@ from inferd_server.core.model import ContentionPolicy, Strategy
 from inferd_server.rpc import convert, enums
 from inferd_server.rpc.contention import from_policy, to_policy
 from inferd_server.rpc.times import is_valid, to_duration, to_seconds, to_timestamp
+from inferd_server.rpc.validate_chat import check_chat
+from inferd_server.rpc.violations import Violations
 
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 uint32 = st.integers(0, 2**32 - 1)
@@ -88,22 +90,22 @@ def test_a_chat_survives_the_wire(turns: list[tuple[int, list[str]]], variables:
         ],
         template_variables_json=json.dumps(variables),
     )
-    chat = convert.to_chat(message)
+    chat = convert.to_chat(message, check_chat(message, Violations()))
     assert [(enums.ROLE_VALUES[m.role], list(m.text_parts)) for m in chat.messages] == turns
     assert chat.template_variables == variables
 
 
 def test_generate_and_stream_generate_become_the_same_request() -> None:
     fields = {"request_id": "r", "model": "m", "prompt": "p", "stop": gen.StopOptions(max_tokens=3), "session_id": "s"}
-    unary = convert.to_generation_request(pb.GenerateRequest(**fields), SERVER)
-    stream = convert.to_generation_request(pb.StreamGenerateRequest(**fields), SERVER)
+    unary = convert.to_generation_request(pb.GenerateRequest(**fields), {}, SERVER)
+    stream = convert.to_generation_request(pb.StreamGenerateRequest(**fields), {}, SERVER)
     assert unary == stream
 
 
 def test_an_unset_coalesce_time_is_not_zero() -> None:
-    unset = convert.to_generation_request(pb.StreamGenerateRequest(stream=pb.StreamOptions()), SERVER)
-    zero = convert.to_generation_request(pb.StreamGenerateRequest(stream=pb.StreamOptions(coalesce_ms=0)), SERVER)
-    some = convert.to_generation_request(pb.StreamGenerateRequest(stream=pb.StreamOptions(coalesce_ms=25)), SERVER)
+    unset = convert.to_generation_request(pb.StreamGenerateRequest(stream=pb.StreamOptions()), {}, SERVER)
+    zero = convert.to_generation_request(pb.StreamGenerateRequest(stream=pb.StreamOptions(coalesce_ms=0)), {}, SERVER)
+    some = convert.to_generation_request(pb.StreamGenerateRequest(stream=pb.StreamOptions(coalesce_ms=25)), {}, SERVER)
     assert (unset.coalesce_seconds, zero.coalesce_seconds, some.coalesce_seconds) == (None, 0.0, 0.025)
 
 

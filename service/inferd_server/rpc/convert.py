@@ -30,7 +30,6 @@ from inferd_server.core.model import ContentionPolicy
 
 from .contention import to_policy
 from .enums import FINISH_REASON_VALUES, ROLES, WAIT_STATE_VALUES
-from .json_text import parse_object
 from .times import to_duration
 
 GenerationMessage = inference_service_pb2.GenerateRequest | inference_service_pb2.StreamGenerateRequest
@@ -39,13 +38,16 @@ StreamResponse = inference_service_pb2.StreamGenerateResponse
 # --- requests ---------------------------------------------------------------------------------------------------
 
 
-def to_generation_request(message: GenerationMessage, server_policy: ContentionPolicy) -> GenerationRequest:
-    """A checked request; `server_policy` gives what its contention policy leaves unset."""
+def to_generation_request(
+    message: GenerationMessage, template_variables: dict[str, object], server_policy: ContentionPolicy
+) -> GenerationRequest:
+    """A checked request with what the check made of its template's variables; `server_policy` gives what its
+    contention policy leaves unset."""
     shape = message.stream if isinstance(message, inference_service_pb2.StreamGenerateRequest) else None
     return GenerationRequest(
         request_id=message.request_id,
         model=message.model,
-        prompt=to_prompt(message),
+        prompt=to_prompt(message, template_variables),
         sampling=to_sampling(message.sampling),
         stop=to_stop(message.stop),
         output=to_output(message.output),
@@ -56,22 +58,24 @@ def to_generation_request(message: GenerationMessage, server_policy: ContentionP
     )
 
 
-def to_prompt(message: GenerationMessage | inference_service_pb2.TokenizeRequest) -> Prompt:
+def to_prompt(
+    message: GenerationMessage | inference_service_pb2.TokenizeRequest, template_variables: dict[str, object]
+) -> Prompt:
     """The input of a checked request."""
     kind = message.WhichOneof("input")
     if kind == "chat":
-        return to_chat(message.chat)
+        return to_chat(message.chat, template_variables)
     if kind == "tokens" and not isinstance(message, inference_service_pb2.TokenizeRequest):
         return TokenPrompt(tuple(message.tokens.ids))
     return RawPrompt(message.prompt)
 
 
-def to_chat(chat: generation_pb2.ChatInput) -> ChatPrompt:
+def to_chat(chat: generation_pb2.ChatInput, template_variables: dict[str, object]) -> ChatPrompt:
     """A checked chat whose parts are all text."""
     return ChatPrompt(
         messages=tuple(to_message(message) for message in chat.messages),
         tools=tuple(Tool(tool.name, tool.description, tool.parameters_json) for tool in chat.tools),
-        template_variables=parse_object(chat.template_variables_json) if chat.template_variables_json else {},
+        template_variables=template_variables,
     )
 
 

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from inferd.v1 import inference_service_pb2 as pb
 from inferd.v1 import inference_service_pb2_grpc
 from inferd_server.core.errors import InferdError, capability_missing, prompt_too_long
-from inferd_server.core.generation import Delta, Event, Finished, GenerationRequest, Started
+from inferd_server.core.generation import Delta, Event, Finished, GenerationRequest, Prompt, Started
 from inferd_server.core.model import Clock, ModelEntry
 from inferd_server.serving.lifecycle import Phase
 
@@ -20,9 +20,10 @@ from .capabilities import check_capabilities
 from .contention import check_strategy, from_policy
 from .enums import STRATEGY_VALUES
 from .interceptors.call import Context, current_call
-from .services import Services
+from .services import ServerInfo, Services
 from .times import to_timestamp
 from .validate_options import is_too_long
+from .weight import run_weighed
 
 
 class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
@@ -42,7 +43,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         self, request: pb.StreamGenerateRequest, context: Context
     ) -> AsyncGenerator[pb.StreamGenerateResponse, None]:
         """One started, any deltas, one finished; errors name the last sequence number that was sent."""
-        generation = self._accept(request)
+        generation = await self._accept(request)
         sequence = 0
         try:
             async with aclosing(self._events(generation, context)) as events:
@@ -54,7 +55,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         """The same stream of events, put together."""
-        generation = self._accept(request)
+        generation = await self._accept(request)
         response = pb.GenerateResponse()
         pieces: list[str] = []
         reasoning: list[str] = []
@@ -84,9 +85,8 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         """Counts without loading weights."""
         entry = self._registry.resolve(request.model)
-        validate.check_tokenize(request)
-        check_capabilities(request, entry)
-        ids, context_length = await self._generations.tokenize(entry.name, convert.to_prompt(request))
+        prompt = await run_weighed(request, lambda: _checked_prompt(request, entry))
+        ids, context_length = await self._generations.tokenize(entry.name, prompt)
         return pb.TokenizeResponse(
             count=len(ids), token_ids=ids if request.return_ids else (), context_length=context_length
         )
@@ -113,13 +113,10 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
             draining=self._lifecycle.phase > Phase.READY,
         )
 
-    def _accept(self, message: convert.GenerationMessage) -> GenerationRequest:
+    async def _accept(self, message: convert.GenerationMessage) -> GenerationRequest:
         check_strategy(message.scheduling.contention, self._info)
         entry = self._registry.resolve(message.model)
-        validate.check_generation(message, entry, self._info)
-        check_capabilities(message, entry)
-        _check_length(message, entry)
-        return convert.to_generation_request(message, self._info.policy)
+        return await run_weighed(message, lambda: _checked(message, entry, self._info))
 
     async def _events(self, generation: GenerationRequest, context: Context) -> AsyncGenerator[Event, None]:
         remaining: float | None = context.time_remaining()
@@ -129,6 +126,19 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
                 if isinstance(event, Started):
                     current_call().request_id = event.request_id
                 yield event
+
+
+def _checked(message: convert.GenerationMessage, entry: ModelEntry, info: ServerInfo) -> GenerationRequest:
+    template_variables = validate.check_generation(message, entry, info)
+    check_capabilities(message, entry)
+    _check_length(message, entry)
+    return convert.to_generation_request(message, template_variables, info.policy)
+
+
+def _checked_prompt(message: pb.TokenizeRequest, entry: ModelEntry) -> Prompt:
+    template_variables = validate.check_tokenize(message)
+    check_capabilities(message, entry)
+    return convert.to_prompt(message, template_variables)
 
 
 def _check_length(message: convert.GenerationMessage, entry: ModelEntry) -> None:

@@ -22,23 +22,25 @@ from .validate_options import (
     check_vocabulary,
 )
 from .violations import Violations
+from .weight import InputMessage, json_characters
 
 MAX_SESSION_ID_CHARACTERS = 256
 MAX_COALESCE_MS = 10_000
+MAX_JSON_CHARACTERS_IN_ALL = 2**20
 MAX_TEXTS = 2048
 MAX_STATES = 64
 MAX_WATCHED_NAMES = 1024
 
 
-def check_generation(message: GenerationMessage, entry: ModelEntry, info: ServerInfo) -> None:
-    """Generate and StreamGenerate.
+def check_generation(message: GenerationMessage, entry: ModelEntry, info: ServerInfo) -> dict[str, object]:
+    """Generate and StreamGenerate; returns the variables of a chat's template.
 
     Raises:
         InferdError: INVALID_PARAMETER with every violation.
     """
     violations = Violations()
     check_request_id(message.request_id, violations)
-    _check_input(message, entry, violations)
+    template_variables = _check_input(message, entry, violations)
     check_sampling(message.sampling, violations)
     check_stop(message.stop, violations)
     check_vocabulary(message, entry, violations)
@@ -49,22 +51,36 @@ def check_generation(message: GenerationMessage, entry: ModelEntry, info: Server
         claim = message.stream.coalesce_ms <= MAX_COALESCE_MS
         violations.require(claim, "stream.coalesce_ms", f"at most {MAX_COALESCE_MS} is allowed")
     violations.raise_if_any()
+    return template_variables
 
 
-def _check_input(message: GenerationMessage, entry: ModelEntry, violations: Violations) -> None:
+def _check_input(message: GenerationMessage, entry: ModelEntry, violations: Violations) -> dict[str, object]:
     kind = message.WhichOneof("input")
     if kind is None:
         violations.add("input", "one of prompt, chat and tokens must be set")
     elif kind == "prompt":
         violations.require(bool(message.prompt), "prompt", "must not be empty")
     elif kind == "chat":
-        check_chat(message.chat, violations)
+        return _check_chat(message, violations)
     else:
         check_token_ids(message.tokens.ids, entry, violations)
+    return {}
 
 
-def check_tokenize(message: inference_service_pb2.TokenizeRequest) -> None:
-    """Tokenize. An empty prompt is fine: it has a count too.
+def _check_chat(message: InputMessage, violations: Violations) -> dict[str, object]:
+    """The chat, after all of the request's JSON: where that is too much, none of it is parsed."""
+    count = json_characters(message)
+    violations.parses_json = violations.require(
+        count <= MAX_JSON_CHARACTERS_IN_ALL,
+        "chat",
+        f"its JSON texts and output.constraint's have {count} characters in all; "
+        f"at most {MAX_JSON_CHARACTERS_IN_ALL} are allowed",
+    )
+    return check_chat(message.chat, violations)
+
+
+def check_tokenize(message: inference_service_pb2.TokenizeRequest) -> dict[str, object]:
+    """Tokenize; returns the variables of a chat's template. An empty prompt is fine: it has a count too.
 
     Raises:
         InferdError: INVALID_PARAMETER with every violation; so do all below.
@@ -72,9 +88,9 @@ def check_tokenize(message: inference_service_pb2.TokenizeRequest) -> None:
     violations = Violations()
     kind = message.WhichOneof("input")
     violations.require(kind is not None, "input", "one of prompt and chat must be set")
-    if kind == "chat":
-        check_chat(message.chat, violations)
+    template_variables = _check_chat(message, violations) if kind == "chat" else {}
     violations.raise_if_any()
+    return template_variables
 
 
 def check_embed(message: inference_service_pb2.EmbedRequest, info: ServerInfo) -> None:

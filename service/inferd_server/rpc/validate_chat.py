@@ -1,42 +1,51 @@
 """The checks of a chat: known roles, content in every turn, tool results that answer a call, JSON that is JSON."""
 
 import re
+from collections.abc import Sequence
 
 from inferd.v1 import generation_pb2 as pb
 
 from .enums import ROLES
 from .violations import Violations
+from .weight import MAX_MESSAGES, MAX_TOOL_CALLS, MAX_TOOLS
 
-MAX_MESSAGES = 4096
 MAX_PARTS = 256
 MAX_PARTS_IN_ALL = 16_384
 MAX_NAME_CHARACTERS = 256
 MAX_MIME_TYPE_CHARACTERS = 128
-MAX_TOOLS = 256
-MAX_TOOL_CALLS = 256
+MAX_TOOL_CALLS_IN_ALL = 16_384
 MAX_JSON_CHARACTERS = 262_144
 MAX_TEMPLATE_VARIABLES_CHARACTERS = 65_536
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
-def check_chat(chat: pb.ChatInput, violations: Violations) -> None:
-    """Everything about `chat.*`."""
+def check_chat(chat: pb.ChatInput, violations: Violations) -> dict[str, object]:
+    """Everything about `chat.*`; returns the template's variables."""
     messages = chat.messages
     claim = 1 <= len(messages) <= MAX_MESSAGES
     violations.require(claim, "chat.messages", f"between 1 and {MAX_MESSAGES} messages are needed")
-    if not claim:
-        return
-    if sum(len(message.parts) for message in messages) > MAX_PARTS_IN_ALL:
-        violations.add("chat.messages", f"at most {MAX_PARTS_IN_ALL} parts in all are allowed")
-        return
+    if not (claim and _check_totals(messages, violations)):
+        return {}
     if not any(map(_says_something, messages)):
         violations.add("chat.messages", "must not be empty: no message has any content")
     call_ids: set[str] = set()
     for i, message in enumerate(messages):
         _check_message(message, f"chat.messages[{i}]", call_ids, violations)
     _check_tools(chat, violations)
-    violations.check_json_object(
+    return violations.check_json_object(
         chat.template_variables_json, "chat.template_variables_json", MAX_TEMPLATE_VARIABLES_CHARACTERS
+    )
+
+
+def _check_totals(messages: Sequence[pb.ChatMessage], violations: Violations) -> bool:
+    """Few enough parts and calls in all to look at each."""
+    claims = (
+        (sum(len(message.parts) for message in messages) <= MAX_PARTS_IN_ALL, MAX_PARTS_IN_ALL, "parts"),
+        (sum(len(message.tool_calls) for message in messages) <= MAX_TOOL_CALLS_IN_ALL, MAX_TOOL_CALLS_IN_ALL, "calls"),
+    )
+    return all(
+        violations.require(claim, "chat.messages", f"at most {most} {what} in all are allowed")
+        for claim, most, what in claims
     )
 
 

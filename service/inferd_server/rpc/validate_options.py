@@ -10,7 +10,6 @@ from inferd_server.serving.limits import vocabulary_violations
 
 from .contention import check_policy
 from .convert import GenerationMessage, to_sampling, to_stop
-from .json_text import parse_object
 from .services import ServerInfo
 from .violations import Interval, Violations
 
@@ -122,11 +121,10 @@ def _check_constraint(constraint: generation_pb2.OutputConstraint, violations: V
         violations.require(claim, f"{field}.options", f"between 1 and {MAX_CHOICES} strings are allowed")
         for i, option in enumerate(options[:MAX_CHOICES]):
             violations.check_length(option, f"{field}.options[{i}]", MAX_CONSTRAINT_CHARACTERS, least=1)
+    elif kind == "json_schema":
+        violations.check_json_object(constraint.json_schema, field, MAX_CONSTRAINT_CHARACTERS, least=1)
     else:
-        text: str = getattr(constraint, kind)
-        sized = violations.check_length(text, field, MAX_CONSTRAINT_CHARACTERS, least=1)
-        if sized and kind == "json_schema":
-            violations.check_parses(text, field, parse_object)
+        violations.check_length(getattr(constraint, kind), field, MAX_CONSTRAINT_CHARACTERS, least=1)
 
 
 def check_scheduling(scheduling: generation_pb2.SchedulingOptions, info: ServerInfo, violations: Violations) -> None:

@@ -1,7 +1,6 @@
 """Collecting what is wrong with a request, all of it, before anything is refused."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from google.protobuf.duration_pb2 import Duration
@@ -13,10 +12,16 @@ from .times import is_valid
 
 
 class Violations:
-    """Bad fields in the order in which they were found."""
+    """Bad fields in the order in which they were found.
+
+    Attributes:
+        found: the fields.
+        parses_json: whether JSON texts are parsed; not where they are too much in all.
+    """
 
     def __init__(self) -> None:
         self.found: list[FieldViolation] = []
+        self.parses_json = True
 
     def add(self, field: str, description: str) -> None:
         """Note that `field` (its path as in the proto) is bad."""
@@ -39,17 +44,14 @@ class Violations:
             return self.require(False, field, "must not be empty" if least == 1 else f"needs {least} characters")
         return self.require(len(text) <= limit, field, f"has {len(text)} characters; at most {limit} are allowed")
 
-    def check_json_object(self, text: str, field: str, limit: int) -> None:
-        """A JSON object as text of at most `limit` characters; empty is allowed."""
-        if text and self.check_length(text, field, limit):
-            self.check_parses(text, field, parse_object)
-
-    def check_parses(self, text: str, field: str, parse: Callable[[str], object]) -> None:
-        """`parse` raises ValueError with a description where the text is bad."""
-        try:
-            parse(text)
-        except ValueError as error:
-            self.add(field, str(error))
+    def check_json_object(self, text: str, field: str, limit: int, *, least: int = 0) -> dict[str, object]:
+        """A JSON object as text of `least` to `limit` characters; returns it, {} where there is none to return."""
+        if self.check_length(text, field, limit, least=least) and text and self.parses_json:
+            try:
+                return parse_object(text)
+            except ValueError as error:
+                self.add(field, str(error))
+        return {}
 
     def check_duration(self, duration: Duration, field: str) -> bool:
         """A duration by protobuf's rules that is not negative."""
