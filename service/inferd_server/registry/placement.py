@@ -208,7 +208,7 @@ class Placement:
 
     def _preempt(self, model: Model, room: Room, now: float) -> bool:
         candidates = []
-        for victim in room.busy:
+        for victim in [*room.busy, *room.draining]:
             if victim.instance is model.current:
                 continue
             moment = preemptible_at(victim.instance, model.name, now)
@@ -305,7 +305,8 @@ class Placement:
         missing = model.need_nbytes - room.free - room.coming
         candidates = list(room.idle)
         if preempts:
-            able = [victim for victim in room.busy if preemptible_at(victim.instance, model.name, now) <= now]
+            busy = [victim for victim in [*room.busy, *room.draining] if victim.instance is not model.current]
+            able = [victim for victim in busy if preemptible_at(victim.instance, model.name, now) <= now]
             candidates += sorted(able, key=cost)
         victims = smallest_set(missing, candidates)
         if victims is not None and model.need_nbytes <= self._residency.ledger.limit_nbytes:

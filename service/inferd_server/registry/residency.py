@@ -300,7 +300,7 @@ class Residency:
         instance.claimed_by = claim.model
 
     def drop_claim(self, name: str, now: float) -> None:
-        """End a claim: victims that still serve requests go back to service, unless an unload wants them too."""
+        """End a claim: victims that still serve requests go back to service, unless they are to leave all the same."""
         claim = self.claims.pop(name, None)
         if claim is None:
             return
@@ -309,7 +309,8 @@ class Residency:
             instance.claimed_by = ""
             if instance.state not in (ModelState.DRAINING, ModelState.PREEMPTING):
                 continue
-            if self.models[instance.name].orders:
+            model = self.models[instance.name]
+            if model.orders or model.removed:
                 instance.cause = Cause.UNLOAD
             else:
                 self._forget_eviction(name, instance.name)

@@ -29,6 +29,7 @@ class Room:
         coming: being freed already, and spoken for by no claim.
         idle: can be evicted now, least recently used first; then loads that nobody waits for.
         busy: unpinned and serving: idle sooner or later.
+        draining: for an UnloadModel, and for nobody's room yet: a preemption may end their requests sooner.
         awaited_nbytes: of each instance that is in use, or on its way, and will not be for ever.
         fixed_nbytes: of the pinned, and of engines that failed and have not ended: no wait brings them back.
         immovable_nbytes: of instances that no preemption ever moves, as things stand.
@@ -39,6 +40,7 @@ class Room:
     coming: int = 0
     idle: list[Victim] = field(default_factory=list)
     busy: list[Victim] = field(default_factory=list)
+    draining: list[Victim] = field(default_factory=list)
     awaited_nbytes: list[int] = field(default_factory=list)
     fixed_nbytes: int = 0
     immovable_nbytes: int = 0
@@ -86,13 +88,15 @@ def survey(residency: Residency, wanted: Container[str], now: float) -> Room:
             room.fixed_nbytes += victim.nbytes
         if instance.state is ModelState.LOADED:
             if not model.pinned and model.successor is None:
-                _sort_loaded(room, victim, instance.loaded_at + residency.limits.min_residency_seconds, now)
+                _sort_serving(room, victim, instance.loaded_at + residency.limits.min_residency_seconds, now)
         elif instance.claimed_by or instance.state in (ModelState.FAILED, ModelState.QUEUED):
             pass  # spoken for; or failed, and whether its engine ever ends nobody knows
         elif instance.state is ModelState.UNLOADING:
             room.coming += victim.nbytes
         elif instance.state is ModelState.LOADING and not model.pinned and model.name not in wanted:
             unwanted.append(victim)
+        elif _drains_for_unload(instance, model):
+            _sort_serving(room, victim, instance.loaded_at + residency.limits.min_residency_seconds, now)
         else:
             room.awaited_nbytes.append(victim.nbytes)
     room.idle.sort(key=lambda victim: victim.instance.last_used_at)
@@ -100,13 +104,21 @@ def survey(residency: Residency, wanted: Container[str], now: float) -> Room:
     return room
 
 
-def _sort_loaded(room: Room, victim: Victim, youth_ends_at: float, now: float) -> None:
+def _drains_for_unload(instance: Instance, model: Model) -> bool:
+    """Whether an UnloadModel drains it, and its requests, interrupted, would find their model again. Not an older
+    generation: its requests end on the weights they began with."""
+    drains = instance.state is ModelState.DRAINING and instance is model.current
+    return drains and bool(model.orders) and not (model.pinned or model.removed)
+
+
+def _sort_serving(room: Room, victim: Victim, youth_ends_at: float, now: float) -> None:
     if youth_ends_at <= now and not victim.instance.leases:
         room.idle.append(victim)
         return
     room.awaited_nbytes.append(victim.nbytes)
     if youth_ends_at <= now:
-        room.busy.append(victim)
+        is_loaded = victim.instance.state is ModelState.LOADED
+        (room.busy if is_loaded else room.draining).append(victim)
     elif youth_ends_at < room.youth_ends_at:
         room.youth_ends_at = youth_ends_at
 

@@ -64,6 +64,21 @@ async def test_requests_that_come_during_a_drain_wait_for_the_next_generation(cl
     assert (await running.result()).finished.preemptions == 0
 
 
+async def test_a_preemption_does_not_wait_for_a_drain_and_the_unload_is_answered(client: Client) -> None:
+    alone = await client.answer("a", 200)
+    running = client.ask("a", 200)
+    await running.tokens(3)
+    unloading = asyncio.create_task(client.unload("a"))
+    await client.until_state("a", "DRAINING")
+    await client.answer("b", 3, contention=policy("preempt"))
+    assert not running.is_over
+    answer = await unloading
+    assert answer.freed_bytes > 0
+    output = await running.result()
+    assert output.ids == alone.ids
+    assert output.finished.preemptions == 1
+
+
 async def test_if_idle_refuses_a_busy_model(client: Client) -> None:
     running = await client.run("a")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
