@@ -171,14 +171,16 @@ async def test_an_aborted_stream_names_the_last_sequence_number_that_was_sent(wo
         await read(world.inference.StreamGenerate(stream_request()), received)
 
     assert [message.sequence for message in received] == [0, 1, 2]
-    assert facts_of(caught.value) == {"limit_tokens": "9", "last_sequence": "2"}
+    counts = {"request_id": "made-up", "completion_tokens": "2", "last_sequence": "2"}
+    assert facts_of(caught.value) == {"limit_tokens": "9", **counts}
 
 
 async def test_an_aborted_unary_call_has_no_sequence(world: World) -> None:
     world.generations.script = fail(slow_consumer(9), after=2)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await world.inference.Generate(pb.GenerateRequest(model="tiny", prompt="x"))
-    assert facts_of(caught.value) == {"limit_tokens": "9"}
+    counts = {"request_id": "made-up", "completion_tokens": "2"}
+    assert facts_of(caught.value) == {"limit_tokens": "9", **counts}
 
 
 @pytest.mark.parametrize("after", [None, 0, 2])

@@ -26,7 +26,7 @@ from inferd_server.rpc.server import ListenSettings, Server, Services, server_op
 from inferd_server.serving.lifecycle import Lifecycle
 from support.rpc_world import MAX_MESSAGE, World, open_world, server_info
 from support.streams import eventually
-from support.wire import reason_of
+from support.wire import facts_of, reason_of
 
 REQUEST = pb.StreamGenerateRequest(model="tiny", prompt="x")
 
@@ -178,15 +178,15 @@ async def test_stopping_twice_and_without_a_start_does_no_harm(world: World) -> 
 # --- readers that do not read -------------------------------------------------------------------------------------
 
 
-async def read_to_the_end(call: grpc.aio.UnaryStreamCall) -> None:
-    while await call.read() is not grpc.aio.EOF:
-        pass
+async def read_to_the_end(call: grpc.aio.UnaryStreamCall, received: list[pb.StreamGenerateResponse]) -> None:
+    while (message := await call.read()) is not grpc.aio.EOF:
+        received.append(message)
 
 
 async def test_a_reader_that_takes_nothing_loses_its_stream_and_others_go_on(world: World) -> None:
     world.generations.script = flood
     call = world.inference.StreamGenerate(REQUEST)
-    await call.read()
+    first = await call.read()
     around = world.server._around
 
     def is_stuck() -> bool:
@@ -197,9 +197,15 @@ async def test_a_reader_that_takes_nothing_loses_its_stream_and_others_go_on(wor
     await eventually(lambda: world.generations.ends == 1)
     assert (await world.inference.Tokenize(pb.TokenizeRequest(model="tiny", prompt="x"))).count == 3
 
+    received = [first]
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await read_to_the_end(call)
+        await read_to_the_end(call, received)
     assert reason_of(caught.value) == "SLOW_CONSUMER"
+    facts = facts_of(caught.value)
+    assert {key: facts[key] for key in ("request_id", "limit_ms")} == {"request_id": "made-up", "limit_ms": "300"}
+    last = received[int(facts["last_sequence"])]
+    assert last.delta.completion_tokens == int(facts["completion_tokens"])
+    assert len(received) - 1 - last.sequence in (0, 1)  # the write that stalled may have come through after all
 
 
 async def test_a_killed_channel_ends_a_stream_that_is_being_written(world: World) -> None:

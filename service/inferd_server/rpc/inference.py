@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 from inferd.v1 import inference_service_pb2 as pb
 from inferd.v1 import inference_service_pb2_grpc
-from inferd_server.core.errors import InferdError, capability_missing, prompt_too_long
+from inferd_server.core.errors import capability_missing, prompt_too_long
 from inferd_server.core.generation import Delta, Event, Finished, GenerationRequest, Prompt, Started
 from inferd_server.core.model import Clock, ModelEntry
 from inferd_server.serving.lifecycle import Phase
@@ -44,14 +44,13 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncGenerator[pb.StreamGenerateResponse, None]:
         """One started, any deltas, one finished; errors name the last sequence number that was sent."""
         generation = await self._accept(request)
+        facts = current_call().facts
         sequence = 0
-        try:
-            async with aclosing(self._events(generation, context)) as events:
-                async for event in events:
-                    yield convert.from_event(sequence, event)
-                    sequence += 1
-        except InferdError as error:
-            raise (error.with_facts(last_sequence=sequence - 1) if sequence else error) from None
+        async with aclosing(self._events(generation, context)) as events:
+            async for event in events:
+                yield convert.from_event(sequence, event)
+                facts["last_sequence"] = sequence
+                sequence += 1
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         """The same stream of events, put together."""
@@ -119,13 +118,17 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         return await run_weighed(message, lambda: _checked(message, entry, self._info))
 
     async def _events(self, generation: GenerationRequest, context: Context) -> AsyncGenerator[Event, None]:
+        call = current_call()
         remaining: float | None = context.time_remaining()
         deadline = None if remaining is None else self._clock() + remaining
         async with aclosing(self._generations.stream(generation, deadline=deadline)) as events:
             async for event in events:
                 if isinstance(event, Started):
-                    current_call().request_id = event.request_id
+                    call.request_id = event.request_id
+                    call.facts.update(request_id=event.request_id, completion_tokens=0)
                 yield event
+                if isinstance(event, Delta):  # it has been written
+                    call.facts["completion_tokens"] = event.completion_tokens
 
 
 def _checked(message: convert.GenerationMessage, entry: ModelEntry, info: ServerInfo) -> GenerationRequest:

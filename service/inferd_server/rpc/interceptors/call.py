@@ -21,6 +21,7 @@ class Call:
         model: the name asked for; safe to log.
         model_as_asked: the same, whole: any text.
         code, reason: how it ended; set by interceptors/edge.py.
+        facts: what every error that ends it tells beside its own facts; its handler keeps them current.
         is_answered: an error status is on its way.
         is_opening: the first write is pending. grpc notes only after it that the metadata went out, and an abort
             meanwhile would send them again and leave the RPC open; so `end` then takes effect when it is done.
@@ -36,6 +37,7 @@ class Call:
         self.model_as_asked = ""
         self.code = grpc.StatusCode.OK
         self.reason = ""
+        self.facts: dict[str, str | int] = {}
         self.writing_since: float | None = None
         self.is_answered = False
         self.is_opening = False

@@ -42,7 +42,8 @@ async def _abort(call: Call, error: InferdError) -> None:
     call.is_answered = True
     call.code, call.reason = CODES[error.reason], error.reason.value
     call.request_id = call.request_id or error.facts.get("request_id", "")
-    await call.context.abort_with_status(to_grpc_status(error))
+    told = error.with_facts(**{**call.facts, **error.facts})
+    await call.context.abort_with_status(to_grpc_status(told))
 
 
 def _cancellation_code(call: Call) -> grpc.StatusCode:
