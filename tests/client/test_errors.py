@@ -48,7 +48,6 @@ REASONS = [
     ("REQUEST_ID_IN_USE", Code.ALREADY_EXISTS, inferd_client.RequestIdInUse),
     ("MODEL_PINNED", Code.FAILED_PRECONDITION, inferd_client.ModelBusy),
     ("MODEL_BUSY", Code.FAILED_PRECONDITION, inferd_client.ModelBusy),
-    ("METHOD_UNIMPLEMENTED", Code.UNIMPLEMENTED, inferd_client.Unimplemented),
 ]
 BARE = [
     (Code.NOT_FOUND, InferdError),

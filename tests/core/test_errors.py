@@ -40,7 +40,6 @@ PROMISED: list[tuple[InferdError, set[str], bool]] = [
     (errors.request_id_in_use("r"), {"request_id"}, False),
     (errors.model_pinned("m"), {"model"}, False),
     (errors.model_busy("m", 1), {"running"}, False),
-    (errors.method_unimplemented("WatchModels"), {"method"}, False),
 ]
 # Raised by issues to come: rate limits and credentials.
 NOT_RAISED_YET = {

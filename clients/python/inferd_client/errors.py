@@ -190,7 +190,6 @@ _BY_REASON: dict[str, type[InferdError]] = {
     "REQUEST_ID_IN_USE": RequestIdInUse,
     "MODEL_PINNED": ModelBusy,
     "MODEL_BUSY": ModelBusy,
-    "METHOD_UNIMPLEMENTED": Unimplemented,
 }
 
 _BY_CODE: dict[grpc.StatusCode, type[InferdError]] = {

@@ -48,7 +48,6 @@ class Reason(StrEnum):
     REQUEST_ID_IN_USE = "REQUEST_ID_IN_USE"
     MODEL_PINNED = "MODEL_PINNED"
     MODEL_BUSY = "MODEL_BUSY"
-    METHOD_UNIMPLEMENTED = "METHOD_UNIMPLEMENTED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,8 +357,3 @@ def model_busy(model: str, running: int) -> InferdError:
     return InferdError(
         Reason.MODEL_BUSY, f"{running} requests use model {model!r}", facts={"model": model, "running": running}
     )
-
-
-def method_unimplemented(method: str) -> InferdError:
-    """A method of the contract that this version does not serve yet."""
-    return InferdError(Reason.METHOD_UNIMPLEMENTED, f"{method} is not served by this version", facts={"method": method})

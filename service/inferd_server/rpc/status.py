@@ -61,7 +61,6 @@ CODES: Mapping[Reason, grpc.StatusCode] = MappingProxyType(
         Reason.REQUEST_ID_IN_USE: _CODE.ALREADY_EXISTS,
         Reason.MODEL_PINNED: _CODE.FAILED_PRECONDITION,
         Reason.MODEL_BUSY: _CODE.FAILED_PRECONDITION,
-        Reason.METHOD_UNIMPLEMENTED: _CODE.UNIMPLEMENTED,
     }
 )
 
