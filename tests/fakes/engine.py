@@ -31,6 +31,7 @@ class _Row:
     request: DecodeRequest
     prefill_left: int
     emitted: int = 0
+    is_prefilled: bool = False
 
 
 @dataclass
@@ -39,6 +40,7 @@ class ScriptedEngine:
 
     Attributes:
         prefill_steps: steps between an insert and the first token.
+        prefill_token_seconds: what the first step with a sequence takes longer for each token of its prompt.
         ends_after: tokens after which a sequence meets its end id (0: never, it ends by length).
         failing_prompts: first prompt id -> message: the sequence fails alone at its second token.
         step_errors: raised by the next steps, one each.
@@ -48,6 +50,7 @@ class ScriptedEngine:
 
     max_rows: int = 64
     prefill_steps: int = 0
+    prefill_token_seconds: float = 0.0
     ends_after: int = 0
     step_seconds: float = 0.0002  # a real one takes time too; readers get their turn
     failing_prompts: dict[int, str] = field(default_factory=dict)
@@ -98,6 +101,7 @@ class ScriptedEngine:
         self._touch()
         self.in_step.set()
         self.gate.wait()
+        prefill_tokens = self._prefill()
         self.in_step.clear()
         self.steps += 1
         if self.step_seconds:
@@ -108,7 +112,7 @@ class ScriptedEngine:
             self.rows.clear()
             raise self.step_errors.pop(0)
         tokens = [token for uid in list(self.rows) if (token := self._advance(uid))]
-        return StepResult(tokens)
+        return StepResult(tokens, prefill_tokens)
 
     def remove(self, uid: int) -> None:
         self._touch()
@@ -125,6 +129,15 @@ class ScriptedEngine:
         self.is_closed = True
         if self.close_error is not None:
             raise self.close_error
+
+    def _prefill(self) -> int:
+        fresh = [row for row in self.rows.values() if not row.is_prefilled]
+        count = sum(len(row.request.prompt_ids) for row in fresh)
+        if count * self.prefill_token_seconds:
+            time.sleep(count * self.prefill_token_seconds)
+        for row in fresh:
+            row.is_prefilled = True
+        return count
 
     def _advance(self, uid: int) -> Token | None:
         row = self.rows[uid]

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import time
 import weakref
 from pathlib import Path
 
@@ -178,6 +179,49 @@ async def test_slow_steps_and_long_idle_times_are_not_taken_for_a_stuck_engine(o
     assert await read_ids(scheduler.submit(decode)) == expected_ids(decode)
     await asyncio.sleep(0.4)
     assert await read_ids(scheduler.submit(decode)) == expected_ids(decode)
+
+
+async def test_a_slow_prefill_is_not_taken_for_a_stuck_engine_not_even_once_its_reader_left(
+    open_scheduler: OpenScheduler,
+) -> None:
+    engine = ScriptedEngine(prefill_token_seconds=0.003)
+    scheduler = await open_scheduler(engine, step_timeout_seconds=0.05)
+    prompt = request(*range(3, 103), max_tokens=3)
+    assert await read_ids(scheduler.submit(prompt)) == expected_ids(prompt)
+    leaver = scheduler.submit(prompt)
+    await eventually(engine.in_step.is_set)
+    await leaver.aclose()
+    assert await read_ids(scheduler.submit(prompt)) == expected_ids(prompt)
+
+
+async def test_a_prefill_that_takes_far_longer_than_measured_is_stuck(open_scheduler: OpenScheduler) -> None:
+    deaths: list[InferdError] = []
+    engine = ScriptedEngine(prefill_token_seconds=0.001)
+    scheduler = await open_scheduler(engine, deaths.append, step_timeout_seconds=0.05)
+    prompt = request(*range(3, 103), max_tokens=3)
+    await read(scheduler.submit(prompt))
+    engine.gate.clear()
+    began = time.monotonic()
+    with pytest.raises(InferdError):
+        await read(scheduler.submit(prompt))
+    assert 0.4 < time.monotonic() - began < 4
+    await asyncio.sleep(0)
+    assert len(deaths) == 1
+
+
+async def test_a_decode_step_is_allowed_nothing_for_the_prefill_before_it(open_scheduler: OpenScheduler) -> None:
+    deaths: list[InferdError] = []
+    engine = ScriptedEngine(prefill_token_seconds=0.003)
+    scheduler = await open_scheduler(engine, deaths.append, step_timeout_seconds=0.05)
+    stream = scheduler.submit(request(*range(3, 103), max_tokens=100_000))
+    await eventually(lambda: engine.steps > 5)
+    engine.gate.clear()
+    began = time.monotonic()
+    _, error = await read_until_error(stream)
+    assert isinstance(error, InferdError)
+    assert time.monotonic() - began < 0.6  # the prefill had 1.2 s
+    await asyncio.sleep(0)
+    assert len(deaths) == 1
 
 
 async def test_a_step_that_hangs_after_its_last_reader_left_is_noticed_too(open_scheduler: OpenScheduler) -> None:

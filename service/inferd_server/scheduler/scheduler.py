@@ -85,7 +85,7 @@ class Scheduler:
         """Start the thread that opens the engine and owns it until `close`.
 
         Args:
-            on_death: called once on the loop if the engine dies or is stuck for `settings.step_timeout_seconds`.
+            on_death: called once on the loop if the engine dies or is stuck (`_watch`).
             memory: what the process's models share for their work; None: no limit.
             threads: whose thread owns the engine; None: one of its own.
             end_thread: the last call on a thread of its own, after `Engine.close`, or after `open_engine` raised.
@@ -350,14 +350,20 @@ class Scheduler:
         self._die()
 
     def _watch(self) -> None:
-        """The watchdog: one timer, alive while there is work, that looks again when the step under way is overdue."""
+        """The watchdog: one timer, alive while there is work, that looks again when the step under way is overdue.
+
+        Overdue is what took longer than `step_timeout_seconds` beyond the time for what it may prefill (allowance.py).
+        """
         self._watchdog = None
-        limit, since = self._settings.step_timeout_seconds, self._worker.busy_since
+        timeout = self._settings.step_timeout_seconds
+        limit = timeout + self._worker.allowance.seconds
+        since = self._worker.busy_since  # read last: at least as new as the step that the limit is for
         if self._is_dead or (since is None and not self._running):
             return
         left = limit if since is None else since + limit - self._clock()
         if left > 0:
-            self._watchdog = self._loop.call_later(left, self._watch)
+            # Never later than the next step, which may be allowed less, could be overdue.
+            self._watchdog = self._loop.call_later(min(left, timeout), self._watch)
             return
         logger.error("model %r is stuck: no step ended for %g s", self._settings.name, limit)
         self._die()

@@ -19,6 +19,7 @@ from inferd_server.core.observer import UNOBSERVED, Observer
 from inferd_server.engine.engine import Engine
 from inferd_server.engine.memory import Footprint
 
+from .allowance import PrefillAllowance
 from .messages import (
     BoundPrefixCache,
     Command,
@@ -49,7 +50,8 @@ class Worker:
     """One owned, non-daemon thread and its engine.
 
     Read on the loop: `opened` and `ended` (futures), `failure` (why it did not open), `weights_nbytes`, `max_rows`,
-    `footprint`, `cache_nbytes`, `busy_since` (start of the step under way, None while nothing is asked of it).
+    `footprint`, `cache_nbytes`, `busy_since` (start of the step under way, None while nothing is asked of it),
+    `allowance` (of the step under way; written before it begins and after `busy_since`).
     Written on the loop: `is_quiet`: it will look into `outbox` in time by itself; only urgent reports need a call.
     """
 
@@ -73,7 +75,7 @@ class Worker:
         self._inbox: SimpleQueue[Command] = SimpleQueue()
         self._uids: dict[int, int] = {}
         self._numbers: dict[int, int] = {}
-        self._fresh: set[int] = set()
+        self._fresh: dict[int, int] = {}  # context tokens, by uid, of those without a first token yet
         self._failed_steps = 0
         self._cache_read_at = float("-inf")
         self._is_stopping = False
@@ -87,6 +89,7 @@ class Worker:
         self.footprint = Footprint()
         self.cache_nbytes = 0
         self.busy_since: float | None = None
+        self.allowance = PrefillAllowance(settings.prefill_step_size)
         self.is_quiet = False
 
     # --- on the event loop
@@ -195,12 +198,13 @@ class Worker:
             log_without_frames(f"model {self._settings.name!r} did not take a sequence", error)
             return
         self._uids[command.number], self._numbers[uid] = uid, command.number
-        self._fresh.add(uid)
+        self._fresh[uid] = len(command.request.prompt_ids) + len(command.request.emitted_ids)
         self.outbox.append(Inserted(command.number, uid))  # no call: it only matters in front of the first token
 
     def _step(self) -> None:
+        self.allowance.begin(self._fresh.values())
         try:
-            tokens = self._engine.step().tokens
+            result = self._engine.step()
         except Exception as error:
             self._failed_steps += 1
             if self._engine.is_broken or self._failed_steps >= MAX_FAILED_STEPS:
@@ -209,14 +213,16 @@ class Worker:
             self._lose_everything()
             return
         self._failed_steps = 0
-        self._note_progress()
-        if tokens:
-            self._post(tokens, is_urgent=self._has_urgent(tokens))
+        self._note_progress(result.prefill_tokens)
+        if result.tokens:
+            self._post(result.tokens, is_urgent=self._has_urgent(result.tokens))
 
-    def _note_progress(self) -> None:
+    def _note_progress(self, prefill_tokens: int) -> None:
         now = self._clock()
         if self.busy_since is not None:
-            self._observer.step(self._settings.name, now - self.busy_since, len(self._uids))
+            seconds = now - self.busy_since
+            self._observer.step(self._settings.name, seconds, len(self._uids))
+            self.allowance.end(seconds, prefill_tokens)
         self.busy_since = now
         if now >= self._cache_read_at + CACHE_READ_SECONDS:
             self._cache_read_at = now
@@ -227,7 +233,7 @@ class Worker:
         fresh, is_urgent = self._fresh, False
         for token in tokens:
             if token.uid in fresh:
-                fresh.remove(token.uid)
+                del fresh[token.uid]
                 is_urgent = True
             if (token.ended or token.failure) and token.uid in self._numbers:
                 self._forget(self._numbers[token.uid])
@@ -242,7 +248,7 @@ class Worker:
     def _forget(self, number: int) -> int:
         uid = self._uids.pop(number)
         del self._numbers[uid]
-        self._fresh.discard(uid)
+        self._fresh.pop(uid, None)
         return uid
 
     def _post(self, report: Report, *, is_urgent: bool) -> None:
