@@ -13,7 +13,7 @@ from inferd_server.core.model import EngineSettings
 from inferd_server.engine.memory import CacheNeed, Footprint
 from inferd_server.scheduler import Scheduler
 from inferd_server.scheduler.memory import WorkMemory
-from support.streams import eventually, read_ids
+from support.streams import eventually, read_ids, read_until_error
 
 A_KILOBYTE_PER_TOKEN = Footprint(CacheNeed(token_nbytes=1024))
 
@@ -136,6 +136,22 @@ async def test_a_new_limit_counts_from_then_on() -> None:
         world.memory.limit(needed(2, 101))
         await asyncio.wait_for(second.admitted(), 1)
         await asyncio.gather(read_ids(first), read_ids(second))
+
+
+async def test_a_smaller_limit_ends_whoever_fits_no_more_at_once_and_holds_up_nobody() -> None:
+    async with World(needed(1, 1001)) as world:
+        first, second = await world.open(ScriptedEngine()), await world.open(ScriptedEngine())
+        running, in_line = first.submit(long(5, 900)), second.submit(long(6, 1000))
+        small, behind = second.submit(long(7, 100)), second.submit(long(8, 1000))
+        world.memory.limit(needed(1, 501))
+        for misfit in (in_line, behind):
+            ids, error = await asyncio.wait_for(read_until_error(misfit), 1)
+            assert isinstance(error, InferdError)
+            assert (ids, error.reason) == ([], Reason.OUT_OF_MEMORY)
+            assert error.facts["limit_bytes"] == str(needed(1, 501))
+        assert await read_ids(running) == expected_ids(long(5, 900))
+        assert await read_ids(small) == expected_ids(long(7, 100))
+        assert await read_ids(first.submit(long(9, 500))) == expected_ids(long(9, 500))
 
 
 async def test_whoever_leaves_the_head_of_the_line_lets_the_next_in() -> None:

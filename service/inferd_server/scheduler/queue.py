@@ -1,7 +1,7 @@
 """The wait queue of one model: who gets the next free row. Pure: no clock, no loop."""
 
 import heapq
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
 AGING_SECONDS = 10.0
@@ -28,6 +28,10 @@ class WaitQueue(Generic[ItemT]):
 
     def __contains__(self, item: ItemT) -> bool:
         return item in self._places
+
+    def __iter__(self) -> Iterator[ItemT]:
+        """First to last, as of now: the queue may change meanwhile."""
+        return iter(self._in_order())
 
     def push(self, item: ItemT, priority: int, arrived: float) -> None:
         """Add an item that is not in the queue; `arrived` is in seconds of the one clock and never goes back."""

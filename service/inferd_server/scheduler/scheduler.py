@@ -59,6 +59,7 @@ class Scheduler:
         self._running: dict[int, Stream] = {}  # by number, from admission
         self._emitting: dict[int, Stream] = {}  # by the engine's uid, from the Inserted report
         self._longest = self._longest_context = 0  # tokens, of the running ones
+        self._checked_limit = memory.limit_nbytes  # that everyone who waits fits into, alone
         self._has_freed = False  # since the share was last shrunk
         self._ticks = Ticks(settings.stream_interval)
         self._tick_timer: asyncio.TimerHandle | None = None
@@ -149,7 +150,8 @@ class Scheduler:
             raise self._refusal.with_facts()
         if self._interrupted_by is not None:
             raise Interrupted(self._interrupted_by)
-        self._check_fit(request)
+        if (misfit := self._misfit(request)) is not None:
+            raise misfit
         self._submissions += 1
         stream = Stream(self._submissions, request, coalesce_seconds, self._leave)
         self._waiting.push(stream, priority, self._clock())
@@ -193,6 +195,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         self._give_memory_back()
+        self._end_misfits()
         while self._waiting and len(self._running) < self._rows and self._take_memory(self._waiting.first()):
             stream = self._waiting.pop()
             self._places.note_change()
@@ -251,11 +254,24 @@ class Scheduler:
 
         self._share = self._memory.join(self._settings.prefix_cache_nbytes, bound, ask_again)
 
-    def _check_fit(self, request: DecodeRequest) -> None:
+    def _misfit(self, request: DecodeRequest) -> InferdError | None:
+        """The error of what does not fit even alone."""
         context, total = _lengths(request)
         required = self._worker.footprint.peak_nbytes(1, total, context)
-        if required > self._memory.limit_nbytes:
-            raise out_of_memory(self._settings.name, required, self._memory.limit_nbytes)
+        if required <= self._memory.limit_nbytes:
+            return None
+        return out_of_memory(self._settings.name, required, self._memory.limit_nbytes)
+
+    def _end_misfits(self) -> None:
+        """Whoever came when the limit was larger and fits no more would wait, and hold up others, for ever."""
+        if self._memory.limit_nbytes == self._checked_limit:
+            return
+        self._checked_limit = self._memory.limit_nbytes
+        for stream in self._waiting:
+            if (misfit := self._misfit(stream.request)) is not None:
+                self._waiting.remove(stream)
+                self._places.note_change()
+                stream.finish(misfit)
 
     def _take_memory(self, stream: Stream) -> bool:
         """Have the memory promised that decoding takes with one more; False (and nothing changes) without room.
