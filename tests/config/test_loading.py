@@ -12,7 +12,7 @@ from inferd_server.config.loading import load
 from inferd_server.config.schema import LATER_SECTIONS
 from inferd_server.core.model import ContentionPolicy, Strategy
 from inferd_server.text.families import REASONING, TOOL_CALLS
-from support import tiny_llama
+from support import tiny_adapter, tiny_llama
 
 Problems = Callable[..., dict[str, str]]
 Valid = Callable[..., Config]
@@ -203,7 +203,6 @@ def test_a_section_that_comes_later_is_refused_by_name(problems_of: Problems, se
     [
         ("mllm", True),
         ("isolation", "process"),
-        ("adapter_path", "/x"),
         ("draft_model", "small"),
         ("enable_mtp", True),
         ("specprefill", True),
@@ -222,6 +221,33 @@ def test_a_key_that_is_not_built_yet_is_refused_by_name_with_the_reason(
 def test_a_key_that_is_not_built_yet_is_accepted_at_its_default(problems_of: Problems, tiny_model: Path) -> None:
     harmless = {"mllm": False, "isolation": "thread", "enable_mtp": False}
     assert problems_of(models=[{"name": "a", "path": str(tiny_model), **harmless}]) == {}
+
+
+def test_an_adapter_is_a_folder_relative_to_the_file(valid: Valid, problems_of: Problems, tiny_model: Path) -> None:
+    model = {"name": "a", "path": str(tiny_model)}
+    adapter = tiny_adapter.build(valid().sources.path.parent / "adapter", tiny_model)  # type: ignore[union-attr]
+    plain, adapted = valid(models=[model, {**model, "name": "b", "adapter_path": "adapter"}]).entries
+    assert (plain.engine.adapter_path, adapted.engine.adapter_path) == (None, adapter)
+    assert adapted.estimated_bytes > plain.estimated_bytes
+    assert adapted.revision != plain.revision
+    file = adapter / "adapters.safetensors"
+    found = problems_of(
+        models=[
+            {**model, "adapter_path": "nowhere"},
+            {**model, "name": "b", "adapter_path": str(file)},
+            {**model, "name": "c", "adapter_path": 3},
+        ]
+    )
+    assert found["models[0].adapter_path"] == f"there is no folder {adapter.parent / 'nowhere'}"
+    assert found["models[1].adapter_path"] == f"must be an adapter's folder; {file} is a file"
+    assert list(found) == ["models[2].adapter_path", "models[0].adapter_path", "models[1].adapter_path"]
+
+
+def test_what_is_wrong_with_an_adapter_is_damage(valid: Valid, tiny_model: Path) -> None:
+    empty = valid().sources.path.parent / "empty"  # type: ignore[union-attr]
+    empty.mkdir()
+    config = valid(models=[{"name": "a", "path": str(tiny_model), "adapter_path": "empty"}])
+    assert config.damage == {"a": ("adapter_config.json is missing", "adapters.safetensors is missing")}
 
 
 def test_kv_quantization_is_of_4_or_8_bits_and_reaches_the_engine(

@@ -11,7 +11,7 @@ import pytest
 
 from inferd_server.core.model import Capability, EngineSettings, ModelEntry, SamplingDefaults
 from inferd_server.registry.catalog import describe, read_facts, weight_files, weights_nbytes
-from support import tiny_llama
+from support import tiny_adapter, tiny_llama
 
 
 def write_safetensors(file: Path, sizes: dict[str, int], *, cut: int = 0) -> None:
@@ -206,9 +206,9 @@ def test_the_revision_changes_with_the_weights_and_not_with_the_place(folder: Pa
 
 def test_what_a_person_stated_outranks_the_files(folder: Path) -> None:
     entry = describe(entry_at(folder, revision="v1", estimated_bytes=7), {}, SamplingDefaults())
-    assert (entry.revision, entry.estimated_bytes) == ("v1", 7)
+    assert (entry.revision, entry.estimated_bytes, entry.is_estimate_stated) == ("v1", 7, True)
     entry = describe(entry_at(folder), {}, SamplingDefaults())
-    assert (len(entry.revision), entry.estimated_bytes) == (16, 128)
+    assert (len(entry.revision), entry.estimated_bytes, entry.is_estimate_stated) == (16, 128, False)
 
 
 def test_sampling_defaults_rank_entry_then_files_then_server(folder: Path) -> None:
@@ -237,3 +237,26 @@ def test_a_folder_of_many_shards_is_read_in_no_time(tmp_path: Path) -> None:
     started = time.perf_counter()
     assert weights_nbytes(tmp_path) == 100 * 20 * 8
     assert time.perf_counter() - started < 2
+
+
+def test_the_revision_tells_adapters_of_one_shape_apart(tiny_model: Path, tmp_path: Path) -> None:
+    one, other = (tiny_adapter.build(tmp_path / str(seed), tiny_model, seed=seed) for seed in (1, 2))
+    copy = Path(shutil.copytree(one, tmp_path / "copy"))
+    first = read_facts(tiny_model, one).revision
+    assert read_facts(tiny_model, one).weights_nbytes == weights_nbytes(tiny_model, one) > weights_nbytes(tiny_model)
+    assert read_facts(tiny_model, copy).revision == first
+    assert len({first, read_facts(tiny_model, other).revision, read_facts(tiny_model).revision}) == 3
+    config = json.loads((copy / "adapter_config.json").read_text())
+    config["lora_parameters"]["scale"] = 3.0
+    (copy / "adapter_config.json").write_text(json.dumps(config))
+    assert read_facts(tiny_model, copy).revision != first
+
+
+def test_a_broken_adapter_is_damage_and_never_stops_the_reading(tiny_model: Path, tmp_path: Path) -> None:
+    adapter = tiny_adapter.build(tmp_path / "adapter", tiny_model)
+    (adapter / "adapter_config.json").write_text("[]")
+    (adapter / "adapters.safetensors").write_bytes(b"garbage")
+    facts = read_facts(tiny_model, adapter)
+    assert facts.weights_nbytes == weights_nbytes(tiny_model) + 7
+    assert len(facts.damage) == 2
+    assert read_facts(tiny_model, tmp_path / "nowhere").weights_nbytes == weights_nbytes(tiny_model)

@@ -66,12 +66,12 @@ def run(engine: Engine, *requests: DecodeRequest) -> list[list[Token]]:
 
 
 class Reference:
-    """mlx_lm's own single-sequence decoding of the same folder."""
+    """mlx_lm's own single-sequence decoding of the same folder, and the same adapter."""
 
-    def __init__(self, folder: Path) -> None:
-        from inferd_server.engine.upstream import load_model
+    def __init__(self, folder: Path, adapter: Path | None = None) -> None:
+        from mlx_lm import load
 
-        self.model, _ = load_model(folder)
+        self.model = load(str(folder), adapter_path=adapter and str(adapter))[0]
 
     def greedy(self, prompt: Sequence[int], tokens: int = 16) -> list[int]:
         import mlx.core as mx

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from inferd_server.core.model import ContentionPolicy, EngineSettings, ModelEntry, SamplingDefaults
 from inferd_server.registry.catalog import ModelFacts, with_facts
@@ -32,6 +32,18 @@ def local_folder(model: ModelSection, directory: Path) -> Path | None:
     return folder if looks_like_path or not folder_problem(folder) else None
 
 
+class Folders(NamedTuple):
+    """Where a configured model's files lie."""
+
+    model: Path
+    adapter: Path | None = None
+
+
+def adapter_folder(model: ModelSection, directory: Path) -> Path | None:
+    """The folder of an entry's adapter, made absolute from the file's `directory`."""
+    return None if model.adapter_path is None else (directory / _expanded(model.adapter_path)).absolute()
+
+
 def folder_problem(folder: Path) -> str:
     """Why this is no folder to read from; "" if it is one."""
     try:
@@ -56,7 +68,7 @@ def contention_policy(manager: ManagerSection) -> ContentionPolicy:
 
 
 def entry_of(
-    model: ModelSection, server: ServerSection, manager: ManagerSection, folder: Path, facts: ModelFacts
+    model: ModelSection, server: ServerSection, manager: ManagerSection, folders: Folders, facts: ModelFacts
 ) -> ModelEntry:
     """One configured model with what its files say."""
     idle_unload_seconds = manager.idle_unload_s if model.idle_unload_s is None else model.idle_unload_s
@@ -64,7 +76,8 @@ def entry_of(
         name=model.name,
         engine=EngineSettings(
             name=model.name,
-            path=folder,
+            path=folders.model,
+            adapter_path=folders.adapter,
             trust_remote_code=model.trust_remote_code,
             step_timeout_seconds=manager.step_timeout_s,
             prefix_cache_nbytes=manager.cache_memory_mb * 2**20,

@@ -14,7 +14,7 @@ from inferd_server.registry.catalog import ModelFacts, read_facts
 
 from . import rules
 from .document import Document, read_document
-from .entry import contention_policy, entry_of, local_folder, nbytes_of
+from .entry import Folders, adapter_folder, contention_policy, entry_of, local_folder, nbytes_of
 from .listen import listen_problem, metrics_listen_problem
 from .problems import ConfigError, Location, Problem, dotted, problems_of, unknown_key
 from .schema import (
@@ -186,8 +186,8 @@ class _Reading:
         self._check_listen(server, metrics)
         self.problems += rules.policy_problems(manager)
         described = [
-            (i, entry_of(model, server, manager, folder, facts), facts)
-            for i, model, folder, facts in self._sized(models)
+            (i, entry_of(model, server, manager, folders, facts), facts)
+            for i, model, folders, facts in self._sized(models)
         ]
         for i, entry, facts in described:
             self.problems += rules.size_problems(i, entry, facts, nbytes_of(manager.memory_budget_gb))
@@ -262,16 +262,18 @@ class _Reading:
 
     def _sized(
         self, models: list[tuple[Document | None, ModelSection]]
-    ) -> Iterator[tuple[int, ModelSection, Path, ModelFacts]]:
-        """The models that have a folder, with what lies in it; the others' problems are noted."""
+    ) -> Iterator[tuple[int, ModelSection, Folders, ModelFacts]]:
+        """The models whose folders are there, with what lies in them; the others' problems are noted."""
         for i, (raw, model) in enumerate(models):
             if raw is None:
                 continue
             found = list(rules.source_problems(raw, model, i, self.directory))
+            found += rules.adapter_problems(model, i, self.directory)
             self.problems += found
             folder = local_folder(model, self.directory)
             if not found and folder is not None:
-                yield i, model, folder, read_facts(folder)
+                adapter = adapter_folder(model, self.directory)
+                yield i, model, Folders(folder, adapter), read_facts(folder, adapter)
 
 
 def _rejection(kind: type[Section], raw: object) -> ValidationError:

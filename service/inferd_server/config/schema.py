@@ -194,7 +194,7 @@ class ModelSection(Section):
     isolation: Annotated[Isolation, Later("this version runs every model on a thread")] = _key(
         "thread", "thread or process"
     )
-    adapter_path: Annotated[Text | None, Later("this version applies no LoRA adapters")] = _key(None, "LoRA folder")
+    adapter_path: Text | None = _key(None, "folder of a LoRA adapter (mlx_lm's form); relative to this file")
     draft_model: Annotated[Text | None, Later("this version has no speculative decoding")] = _key(
         None, "model that drafts"
     )

@@ -76,6 +76,7 @@ class EngineSettings:
     """How a model is opened and driven; everything the engine and the scheduler need, nothing of the registry's.
 
     Attributes:
+        adapter_path: folder of a LoRA adapter, in mlx_lm's form, laid over the weights.
         kv_bits: of each key and value in the cache; 0: as the model computes them.
         kv_group_size: how many of them share a scale.
         prefill_step_size: most tokens of one piece of prefill; its size while nothing decodes.
@@ -84,6 +85,7 @@ class EngineSettings:
 
     name: str
     path: Path
+    adapter_path: Path | None = None
     continuous_batching: bool = True
     max_batch_size: int = 64
     prefill_step_size: int = 512

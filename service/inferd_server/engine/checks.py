@@ -1,17 +1,18 @@
 """The cheap checks of a model folder before a load evicts anything: no weights are read."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from inferd_server.core.errors import model_corrupt, model_load_failed, model_unsupported
 from inferd_server.core.model import EngineSettings
 
-from .headers import WeightsError, check_weights
+from .adapters import check_adapter
+from .headers import WeightsError, check_weights, read_object
 
 
 def check_model_folder(settings: EngineSettings) -> None:
-    """Check that the folder holds a model that can be loaded: its files, config, architecture, sizes, and trust.
+    """Check that the folder holds a model that can be loaded: its files, config, architecture, sizes, and trust;
+    and its adapter, if it has one.
 
     Raises:
         InferdError: MODEL_CORRUPT (with the file), MODEL_UNSUPPORTED, or MODEL_LOAD_FAILED where there is no folder.
@@ -27,30 +28,22 @@ def check_model_folder(settings: EngineSettings) -> None:
         kind = str(config.get("model_type"))[:64]
         raise model_unsupported(settings.name, f"mlx_lm has no architecture {kind!r} (model_type of config.json)")
     _check_weights(settings)
+    check_adapter(settings)
 
 
 def _read_config(settings: EngineSettings) -> dict[str, Any]:
     path = settings.path / "config.json"
     if not path.is_file():
         raise model_unsupported(settings.name, f"model {settings.name!r} has no config.json")
-    config = _read_object(path)
+    config = read_object(path)
     if config is None:
         raise model_corrupt(settings.name, path.name, "config.json is no JSON object")
     return config
 
 
-def _read_object(path: Path) -> dict[str, Any] | None:
-    """A JSON object, or None if the file is anything else."""
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
 def _check_trust(settings: EngineSettings, config: dict[str, Any]) -> None:
     """Code in a model's folder runs only if the entry trusts it, and only code of this very folder."""
-    tokenizer_config = _read_object(settings.path / "tokenizer_config.json") or {}
+    tokenizer_config = read_object(settings.path / "tokenizer_config.json") or {}
     code = {
         "model_file in config.json": config.get("model_file"),
         "auto_map in config.json": config.get("auto_map"),

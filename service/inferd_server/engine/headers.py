@@ -83,6 +83,15 @@ def read_header(path: Path) -> Header:
     return _checked(path.name, header, size - 8 - length)
 
 
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file, or None if the file is anything else."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def _checked(name: str, header: Any, data_nbytes: int) -> Header:
     if not isinstance(header, dict):
         raise WeightsError(name, "has a garbled safetensors header")

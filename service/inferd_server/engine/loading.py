@@ -17,10 +17,11 @@ from mlx.utils import tree_flatten
 from inferd_server.core.errors import InferdError, model_corrupt, model_load_failed, model_unsupported
 from inferd_server.core.model import EngineSettings, LoadAbandoned, Loading
 
+from .adapters import WEIGHTS_FILE, AdapterError, lacking
 from .checks import check_model_folder
 from .device import release_unused
 from .headers import INDEX_FILE, weight_files
-from .upstream import load_model
+from .upstream import load_adapters, load_model
 
 PIECE_NBYTES = 32 << 20
 """Weights are read in pieces of about this size."""
@@ -62,6 +63,8 @@ def load_language_model(settings: EngineSettings, loading: Loading) -> LoadedMod
 def _load(settings: EngineSettings, loading: Loading) -> LoadedModel:
     with _folder_of_weights(settings.path) as folder:
         model, config = load_model(folder, lazy=True, trust_remote_code=settings.trust_remote_code)
+    if settings.adapter_path:
+        _adapt(model, settings.adapter_path)
     arrays = [array for _, array in tree_flatten(model.parameters())]
     total = sum(array.nbytes for array in arrays)
     done = 0
@@ -71,6 +74,22 @@ def _load(settings: EngineSettings, loading: Loading) -> LoadedModel:
         done += sum(array.nbytes for array in piece)
         _report(loading, done, total)
     return LoadedModel(model, config, total)
+
+
+def _adapt(model: Any, adapter: Path) -> None:
+    """Lay an adapter over a model whose weights are still unread.
+
+    Raises:
+        AdapterError: it does not fit.
+    """
+    try:
+        load_adapters(model, str(adapter))
+    except MODEL_ERRORS as error:
+        raise AdapterError(" ".join(str(error).replace(str(adapter), adapter.name).split())) from None
+    tensor = lacking(adapter, [name for name, _ in tree_flatten(model.parameters())])
+    if tensor:
+        raise AdapterError(f"it lacks the tensor {tensor!r}")
+    model.eval()  # the layers it brings are in training: they would drop values out
 
 
 def _report(loading: Loading, done: int, total: int) -> None:
@@ -115,6 +134,9 @@ def _folder_of_weights(folder: Path) -> Iterator[Path]:
 def explain(settings: EngineSettings, error: Exception) -> InferdError:
     """What an exception of mlx_lm or MLX says about the folder; its text is kept, its traceback is not."""
     text = f"{type(error).__name__}: {error}"[:MAX_MESSAGE_CHARACTERS]
+    if isinstance(error, AdapterError):
+        message = f"the adapter does not fit the model: {error}"
+        return model_corrupt(settings.name, WEIGHTS_FILE, message[:MAX_MESSAGE_CHARACTERS])
     if isinstance(error, json.JSONDecodeError):
         return model_corrupt(settings.name, "config.json", text)
     if isinstance(error, ValueError) and str(error).startswith("Missing "):

@@ -33,9 +33,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 with _keep_open_files_limit():
     from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
-    from mlx_lm.utils import _get_classes, load_model
+    from mlx_lm.utils import _get_classes, load_adapters, load_model
 
-__all__ = ["KVCache", "QuantizedKVCache", "knows_architecture", "load_model", "make_prompt_cache"]
+__all__ = ["KVCache", "QuantizedKVCache", "knows_architecture", "load_adapters", "load_model", "make_prompt_cache"]
 
 
 def knows_architecture(config: dict[str, Any]) -> bool:

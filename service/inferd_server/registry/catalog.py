@@ -19,6 +19,9 @@ from inferd_server.core.model import ModelEntry, SamplingDefaults
 from .chat_facts import ChatFacts, read_chat_facts, with_chat_facts
 
 INDEX_NAME = "model.safetensors.index.json"
+ADAPTER_CONFIG_NAME = "adapter_config.json"
+ADAPTER_NAME = "adapters.safetensors"
+MAX_DIGESTED_NBYTES = 16 * 1024 * 1024  # of an adapter's file
 MAX_HEADER_NBYTES = 100 * 1024 * 1024  # the format's own limit
 MAX_JSON_NBYTES = 64 * 1024 * 1024
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
@@ -32,7 +35,7 @@ class ModelFacts:
 
     Attributes:
         weights_nbytes: bytes of all tensors; 0 if nothing can be measured.
-        revision: digest of the weight index and headers; "" without weights.
+        revision: digest of the weight index and headers, and of the adapter; "" without weights.
         sampling: defaults that generation_config.json recommends, by SamplingDefaults' names.
         damage: what will make a load fail, one line each.
     """
@@ -56,7 +59,7 @@ def describe(stated: ModelEntry, chosen: Mapping[str, float | int], fallback: Sa
         chosen: sampling defaults configured for this model; they outrank the files.
         fallback: the server's sampling defaults; the files outrank them.
     """
-    return with_facts(stated, read_facts(stated.engine.path), chosen, fallback)
+    return with_facts(stated, read_facts(stated.engine.path, stated.engine.adapter_path), chosen, fallback)
 
 
 def with_facts(
@@ -77,12 +80,12 @@ def with_facts(
     )
 
 
-def read_facts(folder: Path) -> ModelFacts:
-    """Read a model folder. Blocking (small reads); never raises for what lies in the folder."""
+def read_facts(folder: Path, adapter: Path | None = None) -> ModelFacts:
+    """Read a model folder, and that of its adapter. Blocking (small reads); never raises for what lies there."""
     damage: list[str] = []
     config = _read_json(folder / "config.json", damage, required=True)
     tokenizer = _read_json(folder / "tokenizer_config.json", damage)
-    weights = _read_weights(folder, damage)
+    weights = _read_weights(folder, adapter, damage)
     return ModelFacts(
         architecture=_architecture(config),
         context_length=_context_length(config, tokenizer),
@@ -105,9 +108,10 @@ class _Weights:
     digest: str
 
 
-def weights_nbytes(folder: Path) -> int:
-    """Bytes of a folder's weights now (semantics.md §1, sizing rules); 0 if nothing can be measured. Blocking."""
-    return _read_weights(folder, []).nbytes
+def weights_nbytes(folder: Path, adapter: Path | None = None) -> int:
+    """Bytes of a folder's weights now, and of its adapter's (semantics.md §1, sizing rules); 0 if nothing can be
+    measured. Blocking."""
+    return _read_weights(folder, adapter, []).nbytes
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -121,7 +125,12 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.gguf"))
 
 
-def _read_weights(folder: Path, damage: list[str]) -> _Weights:
+def _read_weights(folder: Path, adapter: Path | None, damage: list[str]) -> _Weights:
+    weights = _read_base_weights(folder, damage)
+    return weights if adapter is None else _with_adapter(weights, adapter, damage)
+
+
+def _read_base_weights(folder: Path, damage: list[str]) -> _Weights:
     digest = hashlib.sha256()
     index = _read_json(folder / INDEX_NAME, damage)
     digest.update(json.dumps(index, sort_keys=True).encode())
@@ -135,6 +144,27 @@ def _read_weights(folder: Path, damage: list[str]) -> _Weights:
         # A file that is missing or broken cannot be summed: what the index promises is the better guess.
         nbytes = max(nbytes, _whole(_mapping(index, "metadata"), "total_size"))
     return _Weights(nbytes, digest.hexdigest()[:16])
+
+
+def _with_adapter(weights: _Weights, adapter: Path, damage: list[str]) -> _Weights:
+    """Adapters of one shape have the same header, so the digest covers what the tensors hold, too."""
+    config = _read_json(adapter / ADAPTER_CONFIG_NAME, damage, required=True)
+    digest = hashlib.sha256(f"{weights.digest}\n{json.dumps(config, sort_keys=True)}\n".encode())
+    file = adapter / ADAPTER_NAME
+    nbytes = _measure(file, digest.update, damage)
+    if nbytes:
+        digest.update(_beginning(file))
+    if config.get("fine_tune_type") == "full":  # its tensors take the place of the model's
+        nbytes = 0
+    return _Weights(weights.nbytes + nbytes, weights.digest and digest.hexdigest()[:16])
+
+
+def _beginning(file: Path) -> bytes:
+    try:
+        with file.open("rb") as stream:
+            return stream.read(MAX_DIGESTED_NBYTES)
+    except OSError:
+        return b""
 
 
 def _measure(file: Path, feed: Callable[[bytes], object], damage: list[str]) -> int:

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from inferd_server.core.constraints import Grammar
 from inferd_server.core.errors import InferdError, Reason, preempted, request_timeout
@@ -185,7 +186,7 @@ class Generation:
     async def _fit_to(self, entry: ModelEntry) -> None:
         """The instance may have been loaded from other files than the prompt was prepared for (a reload, a new
         configuration): prepare it anew. Output of other weights can't be continued."""
-        if entry.engine.path == self.entry.engine.path and entry.revision == self.entry.revision:
+        if _files(entry) == _files(self.entry):
             return
         if self._output.emitted_ids:
             raise preempted(self.entry.name, self.entry.name)
@@ -356,3 +357,8 @@ class Generation:
 def _is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+def _files(entry: ModelEntry) -> tuple[Path, Path | None, str]:
+    """What an instance was loaded from."""
+    return entry.engine.path, entry.engine.adapter_path, entry.revision
