@@ -26,6 +26,7 @@ from inferd_server.core.observer import UNOBSERVED, Observer
 from inferd_server.engine import device
 from inferd_server.engine.checks import check_model_folder
 from inferd_server.engine.engine import Engine
+from inferd_server.registry.catalog import weights_nbytes
 from inferd_server.registry.registry import Registry
 from inferd_server.rpc.server import ListenSettings, Server, ServerInfo, Services
 from inferd_server.scheduler.memory import WorkMemory
@@ -64,9 +65,10 @@ class EngineLoader:
         self.observer: Observer = UNOBSERVED
         self._threads = Threads(device.end_thread)
 
-    async def check(self, entry: ModelEntry) -> None:
-        """The cheap checks before a load, off the loop; raises InferdError."""
+    async def check(self, entry: ModelEntry) -> int | None:
+        """See core.model.Loader. Off the loop."""
         await asyncio.to_thread(check_model_folder, entry.engine)
+        return await asyncio.to_thread(weights_nbytes, entry.engine.path, entry.engine.adapter_path) or None
 
     async def load(
         self, entry: ModelEntry, generation: int, loading: Loading, on_death: Callable[[InferdError], None]

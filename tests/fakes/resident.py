@@ -76,6 +76,7 @@ class FakeLoader:
         self.check_errors: dict[str, Exception] = {}
         self.load_errors: dict[str, Exception] = {}
         self.weights: dict[str, int] = {}
+        self.files: dict[str, int] = {}
         self.checks: list[str] = []
         self.loads: list[str] = []
         self.residents: dict[str, FakeResident] = {}
@@ -87,12 +88,13 @@ class FakeLoader:
         self._gates[name] = asyncio.Event()
         return self._gates[name]
 
-    async def check(self, entry: ModelEntry) -> None:
+    async def check(self, entry: ModelEntry) -> int | None:
         """See core.model.Loader."""
         self.checks.append(entry.name)
         await asyncio.sleep(0)
         if entry.name in self.check_errors:
             raise self.check_errors[entry.name]
+        return self.files.get(entry.name)
 
     async def load(
         self, entry: ModelEntry, generation: int, loading: Loading, on_death: Callable[[InferdError], None]

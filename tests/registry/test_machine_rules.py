@@ -43,7 +43,13 @@ class MachineRules(RuleBasedStateMachine):
             load_timeout_seconds=30.0,
         )
         entries = [
-            entry(name, mib, pinned=name in pinned, idle_unload_seconds=idle if name in "ac" else 0.0)
+            entry(
+                name,
+                mib,
+                pinned=name in pinned,
+                idle_unload_seconds=idle if name in "ac" else 0.0,
+                is_estimate_stated=name in "ad",
+            )
             for name, mib in SIZES.items()
         ]
         self.world = World(entries, limits)
@@ -84,10 +90,10 @@ class MachineRules(RuleBasedStateMachine):
         self.world.cancel(data.draw(st.sampled_from(sorted(self.world.asked))))
 
     @precondition(lambda self: self.world.checks)
-    @rule(data=st.data(), ok=st.sampled_from([True, True, True, False]))
-    def finish_check(self, data, ok) -> None:
+    @rule(data=st.data(), ok=st.sampled_from([True, True, True, False]), mib=st.sampled_from([0, 0, 0, 1, 4, 8, 12]))
+    def finish_check(self, data, ok, mib) -> None:
         number = data.draw(st.sampled_from(sorted(self.world.checks)))
-        self.world.finish_check(number, None if ok else model_load_failed("x", "a check"))
+        self.world.finish_check(number, None if ok else model_load_failed("x", "a check"), mib * MIB or None)
 
     @precondition(lambda self: self.world.loads)
     @rule(data=st.data(), outcome=st.sampled_from(["ok", "ok", "ok", "larger", "fails"]))

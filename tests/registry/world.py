@@ -75,9 +75,9 @@ class World:
         del self.leases[number]
         self.tell(inputs.Released(number))
 
-    def finish_check(self, check: tuple[str, int], error: InferdError | None = None) -> None:
+    def finish_check(self, check: tuple[str, int], error: InferdError | None = None, nbytes: int | None = None) -> None:
         self.checks.remove(check)
-        self.tell(inputs.CheckFinished(*check, error))
+        self.tell(inputs.CheckFinished(*check, error, nbytes))
 
     def finish_load(self, key: InstanceKey, nbytes: int | None = None) -> None:
         del self.loads[key]

@@ -103,6 +103,7 @@ class ModelEntry:
     """One configured model: what may be loaded and how large it will be.
 
     Attributes:
+        is_estimate_stated: a person stated estimated_bytes; else it is the size of the files, and follows it.
         tool_call_parser: how tool calls are found in its output (text/families.py): a parser's name, none or, until
             its files were looked at, auto.
         reasoning_parser: the same for its reasoning.
@@ -118,6 +119,7 @@ class ModelEntry:
     vocabulary_size: int = 0
     quantization_bits: int = 0
     estimated_bytes: int = 0
+    is_estimate_stated: bool = False
     pinned: bool = False
     preload: bool = False
     idle_unload_seconds: float = 0.0
@@ -196,8 +198,11 @@ class Loading(Protocol):
 class Loader(Protocol):
     """Opens models. `app.py` hands the registry the real one."""
 
-    async def check(self, entry: ModelEntry) -> None:
+    async def check(self, entry: ModelEntry) -> int | None:
         """What can be checked cheaply, before anything is evicted: files, config, architecture, index against sizes.
+
+        Returns:
+            Bytes of the weights in its files now; None if they can't be measured.
 
         Raises:
             InferdError: MODEL_CORRUPT, MODEL_UNSUPPORTED or MODEL_LOAD_FAILED.

@@ -76,6 +76,7 @@ def with_facts(
         quantization_bits=facts.quantization_bits,
         revision=stated.revision or facts.revision,
         estimated_bytes=stated.estimated_bytes or facts.weights_nbytes,
+        is_estimate_stated=stated.estimated_bytes > 0,
         defaults=replace(fallback, **sampling),
     )
 

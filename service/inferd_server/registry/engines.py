@@ -103,16 +103,17 @@ class Engines:
 
     async def _check(self, entry: ModelEntry, number: int, timeout_seconds: float) -> None:
         error: InferdError | None = None
+        files_nbytes: int | None = None
         try:
             async with asyncio.timeout(timeout_seconds):
-                await self._loader.check(entry)
+                files_nbytes = await self._loader.check(entry)
         except InferdError as failure:
             error = failure
         except TimeoutError:
             error = load_timeout(entry.name, timeout_seconds)
         except Exception:  # noqa: BLE001 - the effect runner's wall: an unknown failure marks the model failed
             error = self._unknown_failure("check", entry.name)
-        self._tell(CheckFinished(entry.name, number, error))
+        self._tell(CheckFinished(entry.name, number, error, files_nbytes))
 
     async def _load(self, entry: ModelEntry, key: InstanceKey, load: LoadUnderWay) -> None:
         outcome: LoadFinished | LoadFailed

@@ -59,11 +59,12 @@ class UnloadWanted:
 
 @dataclass(frozen=True, slots=True)
 class CheckFinished:
-    """The cheap check before a load ended, with `error` if it failed."""
+    """The cheap check before a load ended, with `error` if it failed. `files_nbytes` None: they can't be measured."""
 
     name: str
     check: int
     error: InferdError | None = None
+    files_nbytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

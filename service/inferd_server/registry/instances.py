@@ -97,6 +97,8 @@ class Model:
         current: the instance that clients see; the only one that may admit requests.
         successor: a newer generation being loaded beside it (reload).
         retiring: older generations that have not ended yet.
+        files_nbytes: of its weight files, as the last check measured them; 0 before the first.
+        loaded_nbytes: of the weights that the last load of these files measured; 0 before the first.
     """
 
     entry: ModelEntry
@@ -107,6 +109,8 @@ class Model:
     generations: int = 0
     check: Check = Check.NONE
     checks: int = 0
+    files_nbytes: int = 0
+    loaded_nbytes: int = 0
     failure: Failure | None = None
     deaths: int = 0
     evicted: list[str] = field(default_factory=list)  # for the load that is wanted now
@@ -130,8 +134,8 @@ class Model:
 
     @property
     def need_nbytes(self) -> int:
-        """What a load reserves."""
-        return self.entry.estimated_bytes
+        """What a load reserves: the estimate, or what the last load needed, if that was more."""
+        return max(self.entry.estimated_bytes, self.loaded_nbytes)
 
     def instances(self) -> list[Instance]:
         """Every generation that may hold memory, and the current one."""

@@ -38,14 +38,24 @@ class Loads:
         model = self._residency.models.get(finished.name)
         if model is None or model.check is not Check.RUNNING or model.checks != finished.check:
             return
-        if finished.error is None:
+        error = finished.error or self._measure(model, finished.files_nbytes or 0)
+        if error is None:
             self._residency.pass_check(model)
         elif model.state is ModelState.QUEUED:
-            self._residency.fail(model.current, Event.CHECK_FAILED, finished.error, now)
-            self._answer_failure(model, finished.error, now)
+            self._residency.fail(model.current, Event.CHECK_FAILED, error, now)
+            self._answer_failure(model, error, now)
         else:
-            self._residency.note_failure(model, 1, finished.error, now)
-            self._answer_failure(model, finished.error, now, reloads_only=True)
+            self._residency.note_failure(model, 1, error, now)
+            self._answer_failure(model, error, now, reloads_only=True)
+
+    def _measure(self, model: Model, files_nbytes: int) -> InferdError | None:
+        """Take in how large a model's files are now; 0: as before, for all we know."""
+        limit_nbytes = self._residency.limits.budget_nbytes
+        if files_nbytes > limit_nbytes and not model.entry.is_estimate_stated:
+            return model_too_large(model.name, files_nbytes, limit_nbytes)
+        if files_nbytes:
+            self._residency.note_files(model, files_nbytes)
+        return None
 
     # --- loads ---------------------------------------------------------------------------------------------------
 
@@ -56,6 +66,7 @@ class Loads:
         if instance.state is not ModelState.LOADING:  # abandoned or timed out, and the load ended well all the same
             self._residency.close_engine(instance)
             return
+        self._residency.note_weights(self._residency.models[instance.name], finished.weights_nbytes)
         growth = finished.weights_nbytes - self._residency.nbytes(instance)
         if growth <= max(0, unowned_nbytes(self._residency)):
             self._admit(instance, now)

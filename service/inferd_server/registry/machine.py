@@ -371,7 +371,8 @@ class Machine:
                 continue
             if known.entry.pinned != entry.pinned:
                 known.pinned = entry.pinned
-            known.entry, known.removed = entry, False
+            known.removed = False
+            self.residency.change_entry(known, entry, now)
             self._deadlines.watch_idleness(known.current)
             self.residency.tell(name)
         self.residency.is_unsettled = True

@@ -5,6 +5,7 @@ planner's pass (placement.py) and the machine (machine.py) do.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from inferd_server.core.errors import InferdError
 from inferd_server.core.model import ModelEntry, ModelState
@@ -88,6 +89,24 @@ class Residency:
         model.check = Check.PASSED
         self.is_unsettled = True
 
+    def note_files(self, model: Model, nbytes: int) -> None:
+        """Its weight files were measured: an unstated estimate follows; what other files needed is forgotten."""
+        if nbytes != model.files_nbytes:
+            model.loaded_nbytes = 0
+        model.files_nbytes = nbytes
+        if not model.entry.is_estimate_stated:
+            model.entry = replace(model.entry, estimated_bytes=nbytes)
+
+    def change_entry(self, model: Model, entry: ModelEntry, now: float) -> None:
+        """A new configuration: what was prepared for a load that has not begun is done again, if it counts for that."""
+        older, model.entry = model.entry, entry
+        if (older.engine, older.estimated_bytes) == (entry.engine, entry.estimated_bytes):
+            return
+        self.drop_claim(model.name, now)
+        if model.check is not Check.NONE:
+            model.check = Check.NONE
+            self.want(model, now)
+
     def unwant(self, model: Model, now: float) -> None:
         """The last ticket left: drop what was prepared for it. A load under way goes on."""
         self.is_unsettled = True
@@ -119,6 +138,11 @@ class Residency:
         """A load ended well: the engine is open, its weights measured."""
         instance.engine = EngineLife.OPEN
         instance.weights_nbytes = weights_nbytes
+
+    def note_weights(self, model: Model, nbytes: int) -> None:
+        """A load measured its weights; what exceeds the whole budget is no size to reserve."""
+        if nbytes <= self.limits.budget_nbytes:
+            model.loaded_nbytes = nbytes
 
     def finish_load(self, instance: Instance, now: float) -> None:
         """The engine serves: charge what was measured, and let a successor take over."""

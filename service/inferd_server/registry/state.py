@@ -59,8 +59,8 @@ TRANSITIONS = _table(
             Event.PREEMPTION_STARTED: ModelState.PREEMPTING,
             Event.DIED: ModelState.FAILED,
         },
-        # DRAINING becomes PREEMPTING when the ticket it drains for reaches its preempt_after, when a preemption needs the
-        # room of a model that an UnloadModel drains, or by a forced unload.
+        # DRAINING becomes PREEMPTING when the ticket it drains for reaches its preempt_after, when a preemption needs
+        # the room of a model that an UnloadModel drains, or by a forced unload.
         ModelState.DRAINING: {
             Event.RETURNED: ModelState.LOADED,
             Event.PREEMPTION_STARTED: ModelState.PREEMPTING,

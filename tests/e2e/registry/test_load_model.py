@@ -209,6 +209,29 @@ async def test_a_reload_of_a_model_that_is_not_resident_just_loads_it(client: Cl
     assert (await client.load("a", reload=True)).model.load_generation == before + 1
 
 
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+
+async def test_an_unstated_size_is_measured_again_at_each_load(start_server: Any, tmp_path: Path) -> None:
+    folder = tiny_llama.build(tmp_path / "model", seed=20)
+    with ExitStack() as stack:
+        server = start_server(models=[{"name": "m", "path": folder}], budget_gb=0.005, stack=stack)
+        async with connected(server) as client:
+            small = (await client.load("m")).model.memory
+            assert small.charged_bytes == small.estimated_bytes == small.weights_bytes
+            await client.unload("m")
+            tiny_llama.build(folder, layers=4, hidden=128, seed=20)
+            larger = (await client.load("m")).model.memory
+            assert larger.charged_bytes == larger.estimated_bytes == larger.weights_bytes > 2 * small.charged_bytes
+            await client.unload("m")
+            tiny_llama.build(folder, layers=8, hidden=256, seed=20)  # 25 MB
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await client.load("m")
+            assert reason_of(caught.value) == "MODEL_TOO_LARGE"
+            assert int(facts_of(caught.value)["required_bytes"]) > int(facts_of(caught.value)["limit_bytes"])
+            assert state_of(await client.model("m")) == "FAILED"
+
+
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
