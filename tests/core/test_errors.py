@@ -2,6 +2,7 @@
 
 from inferd_server.core import errors
 from inferd_server.core.errors import FieldViolation, InferdError, Reason, echo
+from inferd_server.core.model import Strategy
 
 MANY = [f"model-{i:03d}" for i in range(40)]
 
@@ -104,3 +105,10 @@ def test_violations_and_resource_survive_more_facts() -> None:
     violation = FieldViolation("prompt", "too long")
     error = InferdError(Reason.PROMPT_TOO_LONG, "m", violations=[violation], resource="r").with_facts(extra=1)
     assert (error.violations, error.resource) == ((violation,), "r")
+
+
+def test_messages_are_for_people() -> None:
+    denied = errors.strategy_denied(Strategy.PREEMPT, [])
+    assert denied.message == "requests may not ask for the strategy preempt; manager.request_overrides allows: none"
+    full = errors.capacity_exhausted("m", ["a"], 3 * 2**30, 512, 4 * 2**30)
+    assert "it needs 3221225472 bytes (3.00 GiB); 512 bytes of 4294967296 bytes (4.00 GiB) are charged" in full.message

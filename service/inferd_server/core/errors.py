@@ -113,6 +113,11 @@ def _listed(names: Iterable[str]) -> str:
     return shown if len(every) <= MAX_LISTED else f"{shown} ({len(every)} in all)"
 
 
+def _size(nbytes: int) -> str:
+    """Bytes, and beside them GiB, from about 5 MiB on."""
+    return f"{nbytes} bytes ({nbytes / 2**30:.2f} GiB)" if nbytes >= 2**30 // 200 else f"{nbytes} bytes"
+
+
 def model_not_found(name: str, configured: Iterable[str]) -> InferdError:
     """NOT_FOUND, with the configured names (at most 16, and how many there are)."""
     names = _listed(configured)
@@ -137,7 +142,7 @@ def model_too_large(model: str, required_bytes: int, limit_bytes: int) -> Inferd
     """The model alone is larger than the budget."""
     return InferdError(
         Reason.MODEL_TOO_LARGE,
-        f"model {model!r} needs {required_bytes} bytes; the budget is {limit_bytes} bytes",
+        f"model {model!r} needs {_size(required_bytes)}; the budget is {_size(limit_bytes)}",
         facts={"model": model, "required_bytes": required_bytes, "limit_bytes": limit_bytes},
     )
 
@@ -154,8 +159,8 @@ def capacity_exhausted(
     blocking = _listed(blocking_models)
     return InferdError(
         Reason.CAPACITY_EXHAUSTED,
-        f"no room for model {model!r}: it needs {required_bytes} bytes, {charged_bytes} of {limit_bytes} are charged; "
-        f"in the way: {blocking}",
+        f"no room for model {model!r}: it needs {_size(required_bytes)}; {_size(charged_bytes)} of "
+        f"{_size(limit_bytes)} are charged; in the way: {blocking}",
         facts={
             "model": model,
             "blocking_models": blocking,
@@ -313,7 +318,7 @@ def strategy_denied(strategy: str, allowed: Iterable[str]) -> InferdError:
     listed = _listed(allowed)
     return InferdError(
         Reason.STRATEGY_DENIED,
-        f"requests may not ask for strategy {strategy!r}; allowed: {listed or 'none'}",
+        f"requests may not ask for the strategy {strategy}; manager.request_overrides allows: {listed or 'none'}",
         facts={"strategy": strategy, "allowed_strategies": listed},
     )
 
