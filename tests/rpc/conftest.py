@@ -4,7 +4,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from support.no_blocking import no_blocking
 from support.rpc_world import World, open_world
+
+__all__ = ["no_blocking", "world"]
 
 
 @pytest.fixture

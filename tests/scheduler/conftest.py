@@ -13,7 +13,10 @@ from fakes.engine import ScriptedEngine, ScriptedLoading, opens
 from inferd_server.core.errors import InferdError
 from inferd_server.core.model import EngineSettings
 from inferd_server.scheduler import Scheduler
+from support.no_blocking import no_blocking
 from support.streams import OpenScheduler
+
+__all__ = ["no_blocking", "open_scheduler"]
 
 
 @pytest.fixture
