@@ -1,5 +1,8 @@
 """Errors carry the facts that docs/semantics.md §8 promises, within its bounds."""
 
+import re
+from pathlib import Path
+
 from inferd_server.core import errors
 from inferd_server.core.errors import FieldViolation, InferdError, Reason, echo
 from inferd_server.core.model import Strategy
@@ -22,6 +25,7 @@ PROMISED: list[tuple[InferdError, set[str], bool]] = [
     (errors.load_timeout("m", 600), {"model"}, True),
     (errors.drain_timeout("m", 3), {"running"}, False),
     (errors.slow_consumer(4096), {"limit_tokens"}, False),
+    (errors.reader_stalled(60), {"limit_ms"}, False),
     (errors.out_of_memory("m", 2, 1), {"required_bytes", "limit_bytes"}, False),
     (errors.preempted("m", "rival"), {"by_model"}, True),
     (errors.model_unloaded("m"), {"model"}, False),
@@ -57,6 +61,16 @@ def test_every_error_carries_the_facts_it_promises() -> None:
         assert facts <= error.facts.keys(), error.reason
         assert (error.retry_after_seconds is not None) == retry_helps, error.reason
         assert all(isinstance(value, str) for value in error.facts.values())
+
+
+def test_every_fact_stands_in_the_row_of_its_reason() -> None:
+    """`model` is said of all rows at once."""
+    page = (Path(__file__).parents[2] / "docs/semantics.md").read_text()
+    rows = [line for line in page.split("\n") if line.startswith("| ") and line.count("|") == 5]
+    for error, _, _ in PROMISED:
+        (row,) = [line for line in rows if re.search(rf"\b{error.reason}\b", line)]
+        missing = {key for key in error.facts if not re.search(rf"\b{key}\b", row)} - {"model"}
+        assert missing == set(), error.reason
 
 
 def test_every_reason_has_a_function_that_raises_it() -> None:
