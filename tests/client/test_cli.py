@@ -1,7 +1,7 @@
 """The `inferd` command in this process: what it sends, writes and exits with."""
 
 import json
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, version
 from typing import Any
 
 import grpc
@@ -92,8 +92,38 @@ def test_an_error_is_one_line_and_an_exit_code(server: WireServer, refusal: Refu
 def test_no_server_is_one_line_that_says_what_to_do(unused_tcp_port: int) -> None:
     done = inferd(f"127.0.0.1:{unused_tcp_port}", "models")
     assert (done.exit_code, done.stderr.count("\n")) == (4, 1)
-    assert "error: no server answers" in done.stderr
-    assert "inferd serve" in done.stderr
+    assert done.stderr == (
+        f"error: no server answers at 127.0.0.1:{unused_tcp_port}: connection refused; "
+        "start one with `inferd serve` or name one with --address\n"
+    )
+
+
+def test_a_timeout_is_told_in_seconds(server: WireServer) -> None:
+    server.script("ListModels", wire_server.FOREVER)
+    done = inferd(server, "models", "--timeout", "0.1")
+    assert (done.exit_code, done.stderr) == (6, "error: time ran out after 0.1 s; --timeout sets it\n")
+
+
+@pytest.mark.parametrize(
+    ("refusal", "step"),
+    [
+        (Refusal(Code.RESOURCE_EXHAUSTED, "WAIT_TIMEOUT"), "make room with `inferd unload`, or raise memory_budget_gb"),
+        (Refusal(Code.DATA_LOSS, "MODEL_CORRUPT", metadata={"model": "big"}), "again, then `inferd load big`"),
+        (Refusal(Code.UNAVAILABLE, "SERVER_SHUTDOWN", metadata={"completion_tokens": "7"}), "7 tokens had been made"),
+    ],
+)
+def test_an_error_names_the_next_step(server: WireServer, refusal: Refusal, step: str) -> None:
+    server.script("StreamGenerate", [started(), refusal])
+    assert step in inferd(server, "generate", "tiny", "x").stderr
+
+
+def test_help_lists_the_exit_codes() -> None:
+    shown = inferd("127.0.0.1:1", "--help").stdout.splitlines()
+    assert {"3: no such model", "130: Ctrl-C"} <= {line.strip() for line in shown}
+
+
+def test_the_version_is_told() -> None:
+    assert inferd("127.0.0.1:1", "--version").stdout == f"inferd {version('inferd')}\n"
 
 
 @pytest.mark.parametrize(
@@ -123,14 +153,16 @@ def test_models_are_columns_for_pipes_and_json_on_demand(server: WireServer) -> 
         model_service_pb2.ListModelsResponse(
             models=[
                 wire_server.model("a", aliases=["x", "y"], memory=model_service_pb2.ModelMemory(charged_bytes=1 << 30)),
-                wire_server.model("[red]b", "FAILED", last_error=failed),
+                wire_server.model(
+                    "[red]b", "FAILED", last_error=failed, memory=model_service_pb2.ModelMemory(estimated_bytes=1 << 19)
+                ),
             ]
         ),
     )
     lines = inferd(server, "models").stdout.splitlines()
     assert lines[0].split("\t")[:3] == ["NAME", "STATE", "MEMORY"]
     assert lines[1].split("\t") == ["a", "loaded", "1.00 GiB", "0", "0", "0", "", "x,y"]
-    assert lines[2].split("\t")[:2] == ["[red]b", "failed (MODEL_CORRUPT)"]
+    assert lines[2].split("\t")[:3] == ["[red]b", "failed (MODEL_CORRUPT)", "0.5 MiB"]
     written = json.loads(inferd(server, "models", "--json").stdout)
     assert [model["name"] for model in written["models"]] == ["a", "[red]b"]
 
@@ -191,6 +223,9 @@ def test_the_exit_code_of_health_is_for_containers(server: WireServer, unused_tc
     assert inferd(server, "health", "liveness").exit_code == 1
     assert inferd(server, "health", "nosuch").exit_code == 1
     assert inferd(f"127.0.0.1:{unused_tcp_port}", "health").exit_code == 2
+    server.script("Check", unknown, wire_server.health("SERVING"))
+    assert inferd(server, "health", "tiny").exit_code == 0
+    assert [call.request.service for call in server.calls[-2:]] == ["tiny", "inferd.v1.Model/tiny"]
     server.script("Check", wire_server.FOREVER)
     assert inferd(server, "health", "--timeout", "0.1").exit_code == 2
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from fakes.wire_server import FOREVER, Refusal, WireServer, answer, delta, model, started, waiting
+from fakes.wire_server import FOREVER, Refusal, WireServer, answer, delta, finished, model, started, waiting
 from inferd.v1 import model_service_pb2
 
 INFERD = str(Path(sys.executable).with_name("inferd"))
@@ -166,15 +166,34 @@ def test_a_failed_turn_of_a_conversation_ends_only_itself(
     assert texts == ["second"]
 
 
-def test_ctrl_c_in_a_conversation_exits_130(server: WireServer, open_terminal: Callable[..., Terminal]) -> None:
-    server.script("StreamGenerate", [started(), delta("half"), FOREVER])
+def test_ctrl_c_stops_the_answer_and_at_the_prompt_the_conversation(
+    server: WireServer, open_terminal: Callable[..., Terminal]
+) -> None:
+    server.script("StreamGenerate", [started(), delta("half"), FOREVER], answer("Paris"))
     terminal = open_terminal("chat", "tiny")
-    terminal.wait_for("> ")
-    terminal.type("x\n")
+    terminal.wait_for("Ctrl-D ends the conversation")
+    terminal.wait_for("tiny> ")
+    terminal.type("first\n")
     terminal.wait_for("half")
     terminal.process.send_signal(signal.SIGINT)
-    assert terminal.end() == 130
+    terminal.wait_for("tiny> ")
     assert server.calls[0].ended.wait(10)
+    terminal.type("second\n")
+    terminal.wait_for("Paris")
+    assert [message.parts[0].text for message in server.calls[1].request.chat.messages] == ["second"]
+    terminal.wait_for("tiny> ")
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.end() == 130
+
+
+def test_an_answer_that_was_cut_says_so_on_a_terminal(
+    server: WireServer, open_terminal: Callable[..., Terminal]
+) -> None:
+    server.script("StreamGenerate", [started(), delta("half"), finished("MAX_TOKENS")])
+    terminal = open_terminal("generate", "tiny", "x")
+    terminal.wait_for("half\r\n")
+    terminal.wait_for("cut at max_tokens")
+    assert terminal.end() == 0
 
 
 def test_models_are_a_table_on_a_terminal(server: WireServer, open_terminal: Callable[..., Terminal]) -> None:

@@ -113,7 +113,7 @@ async def test_no_server_is_unavailable(connect, unused_tcp_port: int) -> None:
         with pytest.raises(inferd_client.Unavailable) as caught:
             await client.call("server_info")
     assert caught.value.reason == ""
-    assert "inferd serve" in explain(caught.value)
+    assert "inferd serve" in explain(caught.value, "there", None)
 
 
 def test_an_error_says_its_reason_and_survives_a_process_border() -> None:
@@ -121,4 +121,4 @@ def test_an_error_says_its_reason_and_survives_a_process_border() -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert str(copy) == str(error) == "too many [QUEUE_FULL]"
     assert (type(copy), copy.metadata, copy.retry_after) == (inferd_client.QueueFull, {"queue_limit": "4"}, 1.0)
-    assert explain(copy) == "too many [QUEUE_FULL]; retry after 1 s"
+    assert explain(copy, "there", None) == "too many [QUEUE_FULL]; retry after 1 s"

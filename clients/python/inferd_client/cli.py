@@ -1,36 +1,18 @@
-"""The `inferd` command: the client's commands, joined by the server's when the extra `server` is installed.
-
-Exit codes, stable:
-    0 done; 1 any other failure; 2 a wrong command line or a request refused as invalid; 3 no such model;
-    4 the server can't be reached, starts or stops; 5 too little room or too many requests: retry later;
-    6 time ran out; 7 not allowed; 8 the server ended the request; 130 Ctrl-C.
-    `inferd health`: 0 serving, 1 not serving, 2 unreachable.
-"""
+"""The `inferd` command: the client's commands, joined by the server's when the extra `server` is installed."""
 
 import sys
 from functools import cache
-from importlib.metadata import entry_points
-from typing import Any, cast
+from importlib.metadata import entry_points, version
+from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
 
-from inferd_client import commands, errors, terminal
+from inferd_client import commands, terminal
+from inferd_client.outcome import INTERRUPTED, MEANINGS
 
-_EXIT_CODES: tuple[tuple[type[errors.InferdError], int], ...] = (
-    (errors.InvalidParameter, 2),
-    (errors.ModelNotFound, 3),
-    (errors.Unavailable, 4),
-    (errors.ResourceExhausted, 5),
-    (errors.DeadlineExceeded, 6),
-    (errors.Unauthenticated, 7),
-    (errors.PermissionDenied, 7),
-    (errors.Aborted, 8),
-    (errors.Cancelled, 8),
-)
 # click's ClickException, wherever this version of typer keeps it.
 _COMMAND_LINE_ERROR = cast("type[Exception]", typer.BadParameter.__mro__[2])
-_INTERRUPTED = 130
 
 
 @cache
@@ -75,33 +57,36 @@ class Commands(TyperGroup):
         standalone_mode = extra.get("standalone_mode", True)
         try:
             outcome = super().main(*args, **{**extra, "standalone_mode": False})
-        except errors.InferdError as error:
-            terminal.write_error(terminal.explain(error))
-            outcome = exit_code(error)
         except _COMMAND_LINE_ERROR as error:
-            terminal.write_error(f"{_message(error)} (`inferd --help` shows how)")
+            # Empty where a group without a command has shown its help.
+            if message := _message(error):
+                terminal.write_error(f"{message} (`inferd --help` shows how)")
             outcome = getattr(error, "exit_code", 2)
         except typer.Abort:
-            outcome = _INTERRUPTED
+            outcome = INTERRUPTED
         code = outcome if isinstance(outcome, int) else 0
         if not standalone_mode:
             return code
         sys.exit(code)
 
 
-def exit_code(error: errors.InferdError) -> int:
-    """The exit code for an error, as the module's text lists them."""
-    return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), 1)
-
-
 def _message(error: Exception) -> str:
     return str(cast("Any", error).format_message())
 
+
+_EXIT_CODES = "\n".join(
+    [
+        "Exit codes:",
+        *(f"{code}: {meaning}" for code, meaning in MEANINGS.items()),
+        "Of `inferd health`: 0 serving, 1 not serving, 2 unreachable.",
+    ]
+)
 
 app = typer.Typer(
     cls=Commands,
     name="inferd",
     help="A typed gRPC inference daemon for Apple MLX: many models, one memory budget.",
+    epilog=_EXIT_CODES,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -109,7 +94,13 @@ commands.add_to(app)
 
 
 @app.callback(invoke_without_command=True)
-def _show_help(ctx: typer.Context) -> None:
+def _without_command(
+    ctx: typer.Context,
+    show_version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if show_version:
+        terminal.write_line(f"inferd {version('inferd')}")
+        raise typer.Exit
     if ctx.invoked_subcommand is None:
         terminal.write_line(ctx.get_help())
 

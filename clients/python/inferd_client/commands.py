@@ -1,20 +1,24 @@
 """The client's commands of `inferd`."""
 
 import sys
-from contextlib import suppress
 from dataclasses import asdict
-from typing import Annotated, Unpack, get_args
+from typing import Annotated, get_args
 
+import grpc
 import typer
 
 from inferd_client import terminal
 from inferd_client.channel import DEFAULT_ADDRESS, LOOK_UP_SECONDS
+from inferd_client.conversation import converse, write_answer
 from inferd_client.errors import DeadlineExceeded, InferdError, Unavailable
 from inferd_client.options import Strategy as StrategyWord
 from inferd_client.options import StreamOptions
 from inferd_client.options import UnloadMode as UnloadModeWord
-from inferd_client.results import Changed, Delta, Generation, LoadResult, Snapshot, Waiting
+from inferd_client.outcome import ClientCommand
+from inferd_client.results import Changed, LoadResult, Snapshot
 from inferd_client.sync import Client
+
+_MODEL_SERVICE = "inferd.v1.Model/"
 
 Address = Annotated[
     str, typer.Option(envvar="INFERD_ADDRESS", metavar="ADDRESS", help="The server: HOST:PORT or unix:/PATH.")
@@ -39,7 +43,7 @@ System = Annotated[str | None, typer.Option(metavar="TEXT", help="Instructions f
 def add_to(app: typer.Typer) -> None:
     """Adds every command of the client to the `inferd` command."""
     for command in (generate, chat, models, load, unload, watch, cancel, health):
-        app.command()(command)
+        app.command(cls=ClientCommand)(command)
 
 
 def generate(
@@ -60,7 +64,7 @@ def generate(
     """Continue a prompt as it is, without a chat template; the text comes as it is made."""
     options = _options(max_tokens, temperature, top_p, seed, stop, priority, strategy, request_id)
     with Client(address) as client:
-        _answer(client, model, as_json, timeout, prompt=_or_stdin(prompt, "PROMPT"), **options)
+        write_answer(client, model, as_json, timeout, prompt=_or_stdin(prompt, "PROMPT"), **options)
 
 
 def chat(
@@ -86,10 +90,10 @@ def chat(
     messages = [] if system is None else [("system", system)]
     with Client(address) as client:
         if question is None and sys.stdin.isatty():
-            _converse(client, model, messages, timeout, options)
+            converse(client, model, messages, address, timeout, options)
             return
         messages.append(("user", _or_stdin(question, "QUESTION")))
-        _answer(client, model, as_json, timeout, messages=messages, **options)
+        write_answer(client, model, as_json, timeout, messages=messages, **options)
 
 
 def models(as_json: Json = False, address: Address = DEFAULT_ADDRESS, timeout: Timeout = LOOK_UP_SECONDS) -> None:
@@ -152,7 +156,7 @@ def unload(
     if as_json:
         terminal.write_json(unloaded)
     else:
-        terminal.write_line(f"{terminal.state_line(unloaded.model)}\t{terminal.gib(unloaded.freed_bytes)} freed")
+        terminal.write_line(f"{terminal.state_line(unloaded.model)}\t{terminal.size(unloaded.freed_bytes)} freed")
 
 
 def watch(
@@ -187,22 +191,30 @@ def cancel(
 
 
 def health(
-    service: Annotated[
-        str, typer.Argument(help="readiness, liveness, a service's name or inferd.v1.Model/NAME.")
-    ] = "readiness",
+    service: Annotated[str, typer.Argument(help="readiness, liveness, a service's name, or a model's.")] = "readiness",
     address: Address = DEFAULT_ADDRESS,
     timeout: Timeout = LOOK_UP_SECONDS,
 ) -> None:
     """Tell whether the server serves; the exit code is for containers: 0 serving, 1 not, 2 unreachable."""
     try:
         with Client(address) as client:
-            status = client.health(service, timeout=timeout)
+            status = _health(client, service, timeout)
     except InferdError as error:
-        terminal.write_error(terminal.explain(error))
+        terminal.write_error(terminal.explain(error, address, timeout))
         raise typer.Exit(2 if isinstance(error, Unavailable | DeadlineExceeded) else 1) from error
     terminal.write_line(status)
     if status != "serving":
         raise typer.Exit(1)
+
+
+def _health(client: Client, service: str, timeout: float | None) -> str:
+    """The health of a service, or of the model of that name where there is no such service."""
+    try:
+        return client.health(service, timeout=timeout)
+    except InferdError as error:
+        if error.code is not grpc.StatusCode.NOT_FOUND or service.startswith(_MODEL_SERVICE):
+            raise
+    return client.health(_MODEL_SERVICE + service, timeout=timeout)
 
 
 def _fit(loaded: LoadResult) -> str:
@@ -210,7 +222,7 @@ def _fit(loaded: LoadResult) -> str:
         evicted = ", ".join(loaded.evicted_models)
         return f"fits after evicting {evicted}" if evicted else "fits"
     blocking = ", ".join(loaded.blocking_models) or "nothing"
-    return f"does not fit: {terminal.gib(loaded.missing_bytes)} missing; in the way: {blocking}"
+    return f"does not fit: {terminal.size(loaded.missing_bytes)} missing; in the way: {blocking}"
 
 
 def _options(
@@ -243,57 +255,3 @@ def _or_stdin(text: str | None, name: str) -> str:
     if text is None and sys.stdin.isatty():
         raise typer.BadParameter(f"give a {name}, or pipe one in")
     return sys.stdin.read().removesuffix("\n")
-
-
-def _answer(
-    client: Client,
-    model: str,
-    as_json: bool,
-    timeout: float | None,
-    *,
-    prompt: str | None = None,
-    messages: list[tuple[str, str]] | None = None,
-    **options: Unpack[StreamOptions],
-) -> Generation:
-    """Streams one answer to stdout; leaving early (Ctrl-C) cancels it on the server."""
-    wait_line = terminal.WaitLine()
-    written = ""
-    try:
-        with client.stream(model, prompt, messages=messages, timeout=timeout, **options) as answer:
-            for event in answer:
-                if isinstance(event, Waiting):
-                    wait_line.show(event)
-                    continue
-                wait_line.clear()
-                if isinstance(event, Delta) and event.text and not as_json:
-                    terminal.write_text(written := event.text)
-    finally:
-        wait_line.clear()
-        if written and not written.endswith("\n"):
-            terminal.write_line()
-    if as_json:
-        terminal.write_json(answer.result)
-    return answer.result
-
-
-def _converse(
-    client: Client, model: str, messages: list[tuple[str, str]], timeout: float | None, options: StreamOptions
-) -> None:
-    """Questions and answers until the end of input; a failed answer ends its turn only."""
-    with suppress(ImportError):
-        import readline  # noqa: F401, PLC0415  # gives input() its line editing, where the platform has it
-    while True:
-        try:
-            question = input("> ")
-        except EOFError:
-            terminal.write_line()
-            return
-        if not question.strip():
-            continue
-        messages.append(("user", question))
-        try:
-            result = _answer(client, model, False, timeout, messages=messages, **options)
-            messages.append(("assistant", result.text))
-        except InferdError as error:
-            messages.pop()
-            terminal.write_error(terminal.explain(error))

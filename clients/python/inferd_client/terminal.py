@@ -12,8 +12,9 @@ from inferd_client.results import MemoryBudget, Model, Waiting
 _HINTS = {
     "MODEL_NOT_FOUND": "`inferd models` lists them",
     "MODEL_NOT_LOADED": "`inferd load` loads it",
-    "CAPACITY_EXHAUSTED": "wait with --strategy wait, or make room with `inferd unload`",
-    "WAIT_TIMEOUT": "wait longer with --strategy wait, or make room with `inferd unload`",
+    "CAPACITY_EXHAUSTED": "wait with --strategy wait, make room with `inferd unload`, or raise memory_budget_gb",
+    "WAIT_TIMEOUT": "make room with `inferd unload`, or raise memory_budget_gb or wait_timeout_s",
+    "MODEL_CORRUPT": "fetch its files again, then `inferd load {model}`",
     "MODEL_BUSY": "`--mode drain` waits, `--mode force` ends the requests",
     "MODEL_PINNED": "`--mode drain` unloads it all the same",
     "DRAIN_TIMEOUT": "`--mode force` ends the requests",
@@ -36,6 +37,12 @@ def write_line(line: str = "") -> None:
 def write_note(line: str) -> None:
     """Writes one line for people, to stderr."""
     print(line, file=sys.stderr, flush=True)  # noqa: T201  # the one place that may
+
+
+def write_aside(line: str) -> None:
+    """Writes one dim line for whoever looks on; nothing where stderr is no terminal."""
+    if sys.stderr.isatty():
+        write_note(f"\033[2m{line}\033[0m")
 
 
 def write_json(record: Any) -> None:
@@ -76,16 +83,31 @@ def write_error(message: str) -> None:
     write_note("error: " + " ".join(message.split()))
 
 
-def explain(error: InferdError) -> str:
-    """An error in one line: what, why, and what to do next."""
+def explain(error: InferdError, address: str, timeout: float | None) -> str:
+    """An error of a call to `address` in one line: what, why, and what to do next."""
     if isinstance(error, Unavailable) and not error.reason:
-        return f"no server answers: {error.message}; start one with `inferd serve` or name one with --address"
-    if isinstance(error, DeadlineExceeded) and not error.reason:
-        return f"time ran out: {error.message}; --timeout sets the time"
-    steps = [] if error.retry_after is None else [f"retry after {error.retry_after:g} s"]
+        return _unreachable(error.message, address)
+    if isinstance(error, DeadlineExceeded) and not error.reason and timeout is not None:
+        return f"time ran out after {timeout:g} s; --timeout sets it"
+    steps = []
+    if "completion_tokens" in error.metadata:
+        steps.append(f"{error.metadata['completion_tokens']} tokens had been made")
+    if error.retry_after is not None:
+        steps.append(f"retry after {error.retry_after:g} s")
     if error.reason in _HINTS:
-        steps.append(_HINTS[error.reason])
+        steps.append(_HINTS[error.reason].format(model=error.metadata.get("model", "MODEL")))
     return "; ".join([str(error), *steps])
+
+
+def _unreachable(message: str, address: str) -> str:
+    """gRPC's account of every address that it tried ends with the cause."""
+    if not message.startswith(("connections to all", "failed to connect to all", "errors resolving")):
+        return f"the server at {address} is gone: {message}"
+    cause = message.rpartition(": ")[2].strip("]")
+    return (
+        f"no server answers at {address}: {cause[:1].lower()}{cause[1:]}; "
+        "start one with `inferd serve` or name one with --address"
+    )
 
 
 def write_models(models: Sequence[Model], memory: MemoryBudget) -> None:
@@ -100,7 +122,7 @@ def write_models(models: Sequence[Model], memory: MemoryBudget) -> None:
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    used = f"{gib(memory.used_bytes)} of {gib(memory.limit_bytes)} used"
+    used = f"{size(memory.used_bytes)} of {size(memory.limit_bytes)} used"
     table = Table(*header, caption=Text(used), box=None, header_style="bold")
     for row in rows:
         table.add_row(*map(Text, row))
@@ -117,16 +139,16 @@ def state_line(model: Model) -> str:
     return line
 
 
-def gib(nbytes: int) -> str:
-    """Bytes for people."""
-    return f"{nbytes / 2**30:.2f} GiB"
+def size(nbytes: int) -> str:
+    """Bytes for people: `1.25 GiB`, in MiB where that is little."""
+    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 2**30 // 10 else f"{nbytes / 2**20:.1f} MiB"
 
 
 def _row(model: Model) -> list[str]:
     return [
         model.name,
         model.state if model.last_error is None else f"{model.state} ({model.last_error.reason})",
-        gib(model.memory.charged_bytes or model.memory.estimated_bytes),
+        size(model.memory.charged_bytes or model.memory.estimated_bytes),
         str(model.context_length),
         str(model.running_requests),
         str(model.waiting_requests),
