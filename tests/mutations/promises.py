@@ -35,8 +35,8 @@ BUGS = (
     Bug(
         "interrupts the young",
         "room.py",
-        "    if youth_ends_at <= now:\n        room.busy",
-        "    if True:\n        room.busy",
+        "    if youth_ends_at <= now:\n        is_loaded",
+        "    if True:\n        is_loaded",
     ),
     Bug(
         "evicts the pinned",

@@ -322,8 +322,69 @@ LOADS = (
         "        else:\n            self._residency.effects.append(AbandonLoad",
         "        elif False:\n            self._residency.effects.append(AbandonLoad",
     ),
+    Bug("files beyond the budget are loaded", "loads.py", "if files_nbytes > limit_nbytes and", "if False and"),
 )
+
+LATE = (
+    Bug("detached loads pile up", "machine.py", "self.queue.remove(earlier)", "pass"),
+    Bug("a later detached load loses its place", "machine.py", "ticket.arrived_at = earlier.arrived_at", "pass"),
+    Bug("a detached load forgets the earlier pin", "machine.py", "ticket.order.after(earlier.order)", "ticket.order"),
+    Bug(
+        "a detached load forgets the earlier patience",
+        "machine.py",
+        "ticket.patience.joined(earlier.patience)",
+        "ticket.patience",
+    ),
+    Bug("claimants are not in the way", "placement.py", "(charged | self._residency.claims.keys())", "charged"),
+    Bug(
+        "the young are not in the way",
+        "placement.py",
+        "            return False\n        return instance.loaded_at + "
+        "self._residency.limits.min_residency_seconds <= now",
+        "            return False\n        return True",
+    ),
+    Bug(
+        "drains are not interrupted",
+        "placement.py",
+        "for victim in [*room.busy, *room.draining]:",
+        "for victim in room.busy:",
+    ),
+    Bug("pinned drains are interrupted", "room.py", "not (model.pinned or model.removed)", "not model.removed"),
+    Bug(
+        "drains of removed models are interrupted", "room.py", "not (model.pinned or model.removed)", "not model.pinned"
+    ),
+    Bug(
+        "an older generation is interrupted",
+        "room.py",
+        "drains = instance.state is ModelState.DRAINING and instance is "
+        "model.current\n    return drains and bool(model.orders)",
+        "drains = instance.state is ModelState.DRAINING\n    return drains",
+    ),
+    Bug("a removed model serves again", "residency.py", "if model.orders or model.removed:", "if model.orders:"),
+    Bug("stated sizes follow the files", "residency.py", "if not model.entry.is_estimate_stated:", "if True:"),
+    Bug("old files' needs are remembered", "residency.py", "if nbytes != model.files_nbytes:", "if False:"),
+    Bug(
+        "what a load needed is forgotten",
+        "residency.py",
+        "            model.loaded_nbytes = nbytes",
+        "            pass",
+    ),
+    Bug(
+        "a claim outlives its configuration",
+        "residency.py",
+        "            return\n        self.drop_claim(model.name, now)\n        if model.check is not",
+        "            return\n        if model.check is not",
+    ),
+    Bug(
+        "every configuration ends claims",
+        "residency.py",
+        "if (older.engine, older.estimated_bytes) == (entry.engine, entry.estimated_bytes):",
+        "if False:",
+    ),
+)
+"""Promises that came after the others."""
 
 BUGS = (
     *STATE, *LEDGER, *TICKETS, *POLICY, *PLANNER, *PLACEMENT, *ROOM, *MACHINE, *ALARMS, *RESIDENCY, *UNLOADING, *LOADS,
+    *LATE,
 )  # fmt: skip

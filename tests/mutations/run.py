@@ -18,7 +18,17 @@ from typing import NamedTuple
 from mutations.bug import ROOT, Bug
 from mutations.table import BUGS
 
-TESTS = ("test_parts.py", "test_machine.py", "test_corners.py", "test_fairness.py", "test_machine_rules.py")
+TESTS = (
+    "test_parts.py",
+    "test_machine.py",
+    "test_corners.py",
+    "test_detached.py",
+    "test_in_the_way.py",
+    "test_preempting_drains.py",
+    "test_sizes.py",
+    "test_fairness.py",
+    "test_machine_rules.py",
+)
 COMMAND = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout=120")
 
 

@@ -27,12 +27,13 @@ def blocking(w: World, name: str) -> str:
 
 
 def test_a_model_that_leaves_for_another_is_told_that_the_other_is_in_the_way() -> None:
-    w = world(a=6, b=6)
+    w = world(a=6, b=6, c=2)
+    w.hold("c", WAIT)
     w.release(w.hold("a", WAIT))
     w.ask(LeaseRequest("b", WAIT))
     w.run_checks()
     assert w.states["a"] is ModelState.UNLOADING
-    assert blocking(w, "a") == "b"
+    assert blocking(w, "a") == "b,c"
 
 
 def test_a_model_too_young_to_be_evicted_is_in_the_way() -> None:
