@@ -1,6 +1,7 @@
 """Fixtures that every room may use."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,10 @@ os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 
 # Before any test imports mlx: references are then computed with the BLAS that the server uses.
 prefer_openblas()
+
+# A shell that runs the tests in the background ignores Ctrl-C for them, and so would every child they interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # CI draws the same examples every time; people draw new ones. Neither fails because shared cores were slow.
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
