@@ -69,9 +69,11 @@ class Reference:
     """mlx_lm's own single-sequence decoding of the same folder, and the same adapter."""
 
     def __init__(self, folder: Path, adapter: Path | None = None) -> None:
-        from mlx_lm import load
+        from inferd_server.engine.upstream import load_adapters, load_model
 
-        self.model = load(str(folder), adapter_path=adapter and str(adapter))[0]
+        self.model, _ = load_model(folder)
+        if adapter is not None:
+            load_adapters(self.model, str(adapter)).eval()  # as mlx_lm.load does
 
     def greedy(self, prompt: Sequence[int], tokens: int = 16) -> list[int]:
         import mlx.core as mx
