@@ -16,7 +16,7 @@ from support.calls import Peer, read, read_until, streamed
 from support.servers import ServerProcess, serving, write_config
 from support.wire import fields_of
 
-BOUND_SECONDS = 0.25
+BOUND_SECONDS = 1.0
 """Generous: the probes share two cores with the engine, and with whatever else runs here."""
 
 
