@@ -2,8 +2,9 @@
 
     python benchmarks/floor.py MODEL_FOLDER
 
-Default settings, but for room for all rows of a wave at once. No detokenizing, no queue, no other thread: nothing that
-serves the same tokens on this machine with this library can be much faster. Answers commands on stdin (workload.py).
+Default settings, but for room for all rows at once. No detokenizing, no queue, no other thread: nothing that serves the
+same tokens on this machine with this library can be much faster. It computes every prompt whole and knows no
+constraints. Answers commands on stdin (workload.py).
 """
 
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.utils import load_model, load_tokenizer
-from workload import Measurement, Reception, Trial, answer_commands
+from workload import SETTLED_TOKENS, Asked, Batch, Measurement, Reception, Trial, answer_commands
 
 ROWS = 64
 
@@ -30,30 +31,47 @@ class Floor:
         task = Trial(**trial)
         generator = BatchGenerator(self.model, completion_batch_size=ROWS)
         try:
-            waves = [self._wave(generator, task, wave, with_ids) for wave in range(task.waves)]
+            batches = [
+                self._batch(generator, task, requests, task.long(number), with_ids)
+                for number, requests in enumerate(task.batches())
+            ]
         finally:
             generator.close()
-        return Measurement.of(waves)
+        return Measurement.of(batches)
 
-    def _wave(
-        self, generator: BatchGenerator, task: Trial, wave: int, with_ids: bool
-    ) -> tuple[float, float, list[Reception]]:
-        prompts = [self.tokenizer.encode(text) for text in task.prompts(wave)]
+    def _batch(
+        self, generator: BatchGenerator, task: Trial, requests: list[Asked], long: list[Asked], with_ids: bool
+    ) -> Batch:
         start = time.perf_counter()
-        uids = generator.insert(prompts, max_tokens=[task.max_tokens] * len(prompts))
-        received = {uid: Reception([], 0, len(ids), []) for uid, ids in zip(uids, prompts, strict=True)}
-        running, now = len(uids), start
+        received = self._insert(generator, requests[: task.streams])
+        rest = requests[task.streams :]
+        late: dict[int, Reception] = {}
+        running = set(received)
         while running:
             _, responses = generator.next()
             now = time.perf_counter()
+            ended = [response.uid for response in responses if response.finish_reason is not None]
             for response in responses:
-                one = received[response.uid]
+                one = received.get(response.uid) or late[response.uid]
                 one.times.append(now)
                 one.tokens += 1
                 if with_ids:
                     one.ids.append(response.token)
-                running -= response.finish_reason is not None
-        return start, now, list(received.values())
+            running.difference_update(ended)
+            if ended and rest:
+                received |= (new := self._insert(generator, rest[: len(ended)]))
+                running.update(new)
+                rest = rest[len(ended) :]
+            if long and all(one.tokens >= SETTLED_TOKENS for one in received.values()):
+                late, long = self._insert(generator, long), []
+                running.update(late)
+        return Batch(start, list(received.values()), list(late.values()))
+
+    def _insert(self, generator: BatchGenerator, requests: list[Asked]) -> dict[int, Reception]:
+        start = time.perf_counter()
+        prompts = [self.tokenizer.encode(one.prompt) for one in requests]
+        uids = generator.insert(prompts, max_tokens=[one.max_tokens for one in requests])
+        return {uid: Reception(start, prompt_tokens=len(ids)) for uid, ids in zip(uids, prompts, strict=True)}
 
 
 if __name__ == "__main__":
