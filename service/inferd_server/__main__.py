@@ -1,16 +1,14 @@
 """The server's commands: serve, check, config, demo-model.
 
 They join the client's `inferd` through the entry-point group `inferd.commands`; `python -m inferd_server` has them
-alone.
-Errors are one clear line each on stderr (a configuration's: one for each problem) and an exit code other than 0; a wrong
-command line is 2.
+alone. Errors are one clear line each on stderr, one for each problem of a configuration, and an exit code other than
+0; a wrong command line is 2.
 """
 
 import asyncio
 import errno
 import functools
 import inspect
-import os
 import logging
 import os
 import sys

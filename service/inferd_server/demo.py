@@ -237,13 +237,16 @@ def _reason(output: list[str]) -> str:
 
 
 @contextlib.contextmanager
-def progress_bars() -> Iterator[Progress]:
-    """Bars on stderr, one for each stage, which appear when something is to be done; plain lines without a terminal."""
+def progress_bars(directory: Path) -> Iterator[Progress]:
+    """Bars on stderr, one for each stage, which appear when something is to be done; plain lines without a terminal.
+
+    A line before them names the `directory`.
+    """
     # Imported here: a prepared folder needs no bars.
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
-    words = {"download": "downloading the demo model (89 MB)", "convert": "converting it, once"}
+    words = {"download": "downloading it (89 MB)", "convert": "converting it, once"}
     console = Console(stderr=True)
     bars = Progress(
         TextColumn("{task.description}"),
@@ -256,6 +259,8 @@ def progress_bars() -> Iterator[Progress]:
     tasks: dict[str, TaskID] = {}
 
     def show(stage: Stage, done: int, total: int) -> None:
+        if not tasks:
+            console.print(f"preparing the demo model in {directory}", markup=False, highlight=False, soft_wrap=True)
         if stage not in tasks:
             tasks[stage] = bars.add_task(words[stage], total=None)
             if not console.is_terminal:

@@ -70,10 +70,10 @@ def test_any_document_is_valid_or_has_problems(document: dict[str, Any]) -> None
 @given(text=st.text(alphabet="ab:-[]{}&*!?|>%@#'\",\n \t1.~<", max_size=60))
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_any_text_is_a_mapping_or_one_problem(text: str) -> None:
-    assert len(problems_of(lambda: parse_document(text, "f"))) <= 1
+    assert len(problems_of(lambda: parse_document(text))) <= 1
 
 
 @given(document=st.dictionaries(st.text(max_size=5), ANYTHING, max_size=3))
 @settings(max_examples=20, deadline=None, derandomize=True)
 def test_plain_yaml_reads_as_it_was_written(document: dict[str, Any]) -> None:
-    assert repr(parse_document(yaml.safe_dump(document), "f")) == repr(yaml.safe_load(yaml.safe_dump(document)))
+    assert repr(parse_document(yaml.safe_dump(document))) == repr(yaml.safe_load(yaml.safe_dump(document)))

@@ -1,15 +1,18 @@
 """The server's commands: clear lines, exit codes, and a flag for every setting."""
 
+import errno
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+import typer
 import yaml
 from typer.testing import CliRunner, Result
 
+from inferd_server import __main__ as server_commands
 from inferd_server import demo
 from inferd_server.__main__ import commands
 from inferd_server.config import Config
@@ -44,7 +47,12 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
 
     monkeypatch.setitem(sys.modules, "inferd_server.app", SimpleNamespace(serve=serve))
     monkeypatch.setattr(logs, "configure", lambda *given: None)
+    monkeypatch.setattr(server_commands, "_exit_now", _exit)  # the real one would end this process
     return configs
+
+
+def _exit(code: int) -> NoReturn:
+    raise typer.Exit(code)
 
 
 @pytest.fixture
@@ -63,7 +71,7 @@ def file(tmp_path: Path, tiny_model: Path) -> Path:
 def test_serve_needs_exactly_one_source(run: Run, words: list[str]) -> None:
     result = run("serve", *words)
     assert result.exit_code == 2
-    assert result.stderr == "inferd: serve needs exactly one of --config FILE, --model FOLDER and --demo\n"
+    assert result.stderr == "error: serve needs exactly one of --config FILE, --model FOLDER and --demo\n"
 
 
 def test_serve_gives_the_configuration_to_the_app_and_returns_its_exit_code(
@@ -126,7 +134,17 @@ def test_serving_one_folder_names_it_and_says_its_budget(run: Run, served: list[
 
 def test_a_folder_that_is_not_there_is_one_line(run: Run, served: list[Config]) -> None:
     result = run("serve", "--model", "/nowhere")
-    assert (result.exit_code, result.stderr) == (1, "serve: models[0].path: there is no folder /nowhere\n")
+    assert (result.exit_code, result.stderr) == (1, "error: --model /nowhere: there is no folder /nowhere\n")
+
+
+def test_a_folder_without_a_model_says_what_is_missing(run: Run, served: list[Config], tmp_path: Path) -> None:
+    result = run("serve", "--model", tmp_path)
+    assert result.exit_code == 1
+    assert result.stderr == f"error: --model {tmp_path}: this is no model's folder: config.json is missing\n"
+    (tmp_path / "config.json").write_text("{}")
+    result = run("serve", "--model", tmp_path)
+    assert result.stderr == f"error: --model {tmp_path}: no weights to serve: no weight files\n"
+    assert served == []
 
 
 @pytest.mark.parametrize(
@@ -167,7 +185,7 @@ def test_a_demo_that_cannot_be_prepared_is_one_line(run: Run, monkeypatch: pytes
     monkeypatch.setattr(demo, "prepare", fail)
     for command in (["serve", "--demo"], ["demo-model"]):
         result = run(*command)
-        assert (result.exit_code, result.stderr) == (1, "inferd: no network\n")
+        assert (result.exit_code, result.stderr) == (1, "error: no network\n")
 
 
 @pytest.mark.parametrize(("words", "code"), [(["serve", "--demo"], 0), (["demo-model"], 143)])
@@ -184,12 +202,15 @@ def test_sigterm_while_preparing_is_no_traceback(
 
 def test_an_address_that_is_taken_is_one_line(run: Run, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def serve(config: Config, *, announce: Callable[[str], None]) -> int:
-        raise OSError("cannot listen at 127.0.0.1:1: in use")
+        raise OSError(errno.EADDRINUSE, "can't listen on 127.0.0.1:1: in use")
 
     monkeypatch.setitem(sys.modules, "inferd_server.app", SimpleNamespace(serve=serve))
     monkeypatch.setattr(logs, "configure", lambda *given: None)
     result = run("serve", "--config", file)
-    assert (result.exit_code, result.stderr) == (1, "inferd: cannot listen at 127.0.0.1:1: in use\n")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "error: can't listen on 127.0.0.1:1: in use; choose another address with --listen\n",
+    )
 
 
 # --- check and config ---------------------------------------------------------------------------------------------
@@ -210,13 +231,13 @@ def test_check_lists_every_problem_on_stderr(run: Run, file: Path) -> None:
     assert result.stdout == ""
     lines = result.stderr.splitlines()
     assert len(lines) == 3
-    assert all(line.startswith(f"{file}: ") for line in lines)
+    assert all(line.startswith(f"error: {file}: ") for line in lines)
 
 
 def test_check_of_a_file_that_is_not_there_is_one_line(run: Run) -> None:
     result = run("check", "/nowhere.yaml")
     assert result.exit_code == 1
-    assert result.stderr == "/nowhere.yaml: cannot read /nowhere.yaml: No such file or directory\n"
+    assert result.stderr == "error: /nowhere.yaml: cannot be read: No such file or directory\n"
 
 
 def test_config_init_prints_a_file_that_check_reads(run: Run, tmp_path: Path, tiny_model: Path) -> None:

@@ -244,8 +244,12 @@ def test_pip_is_asked_for_one_wheel_of_a_known_digest_and_no_dependencies(tmp_pa
 
 
 def test_bars_without_a_terminal_are_plain_lines(capfd: pytest.CaptureFixture[str]) -> None:
-    with demo.progress_bars() as progress:
+    with demo.progress_bars(Path("/a/place")) as progress:
         progress("download", 1, 2)
         progress("download", 2, 2)
         progress("convert", 1, 1)
-    assert capfd.readouterr().err.splitlines() == ["downloading the demo model (89 MB) …", "converting it, once …"]
+    assert capfd.readouterr().err.splitlines() == [
+        "preparing the demo model in /a/place",
+        "downloading it (89 MB) …",
+        "converting it, once …",
+    ]

@@ -203,7 +203,7 @@ def test_a_metrics_port_that_is_taken_stops_the_start_with_one_line(
     second = ServerProcess(["serve", "--config", str(config), "--metrics-listen", address])
     try:
         assert second.wait() == 1
-        assert second.log[-1].startswith(f"inferd: can't serve metrics at {address}")
+        assert second.log[-1].startswith(f"error: can't serve metrics at {address}")
     finally:
         second.close()
 

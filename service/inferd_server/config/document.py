@@ -68,23 +68,23 @@ def read_document(path: Path) -> Document:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_NBYTES + 1)
     except OSError as error:
-        raise ConfigError([Problem("", f"cannot read {path}: {error.strerror or error}")]) from None
+        raise ConfigError([Problem("", f"cannot be read: {error.strerror or error}")]) from None
     if len(content) > MAX_FILE_NBYTES:
-        raise ConfigError([Problem("", f"{path} is larger than {MAX_FILE_NBYTES} bytes")])
-    return parse_document(content, str(path))
+        raise ConfigError([Problem("", f"is larger than {MAX_FILE_NBYTES} bytes")])
+    return parse_document(content)
 
 
-def parse_document(content: bytes | str, origin: str) -> Document:
-    """The mapping in YAML text; `origin` names it in messages. Raises ConfigError as `read_document` does."""
+def parse_document(content: bytes | str) -> Document:
+    """The mapping in YAML text. Raises ConfigError as `read_document` does."""
     try:
         # _StrictLoader is a SafeLoader: it builds plain data only.
         document = yaml.load(content, Loader=_StrictLoader)
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
-        raise ConfigError([Problem("", f"{origin} is not valid YAML: {_one_line(error)}")]) from None
+        raise ConfigError([Problem("", f"is not valid YAML: {_one_line(error)}")]) from None
     if document is None:
         return {}
     if not isinstance(document, dict):
-        raise ConfigError([Problem("", f"{origin} must be a mapping with the sections manager and models")])
+        raise ConfigError([Problem("", "must be a mapping with the sections manager and models")])
     return document
 
 

@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from inferd_server.registry.catalog import weights_nbytes
+from inferd_server.registry.catalog import read_facts, weights_nbytes
 
 from .document import Document
-from .entry import GIBIBYTE
+from .entry import GIBIBYTE, folder_problem
 
 SLACK = 1.05
 """Weights may measure a little more than their files state."""
@@ -16,6 +16,17 @@ SLACK = 1.05
 def model_name(folder: Path) -> str:
     """The folder's name as a model's name: characters that a name may not have become `-`."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", folder.absolute().name)[:128] or "model"
+
+
+def single_model_problem(folder: Path) -> str:
+    """Why no model can be served from here; "" if one can. Blocking (small reads)."""
+    problem = folder_problem(folder)
+    if problem:
+        return problem
+    if not (folder / "config.json").is_file():
+        return "this is no model's folder: config.json is missing"
+    facts = read_facts(folder)
+    return "" if facts.weights_nbytes else f"no weights to serve: {'; '.join(facts.damage) or 'they are empty'}"
 
 
 def single_model_document(folder: Path, **keys: Any) -> Document:
