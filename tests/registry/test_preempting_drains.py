@@ -106,7 +106,7 @@ def test_a_drain_that_takes_too_long_and_was_interrupted_serves_again_once_the_r
 
 
 def test_the_older_generation_of_a_reload_ends_its_requests_on_the_weights_they_began_with() -> None:
-    w = world(20, a=6, b=14)
+    w = world(20, a=6, b=15)
     w.hold("a", WAIT)
     w.load("a", WAIT, reload=True)
     w.run()
