@@ -68,7 +68,7 @@ class EngineLoader:
     async def check(self, entry: ModelEntry) -> int | None:
         """See core.model.Loader. Off the loop."""
         await asyncio.to_thread(check_model_folder, entry.engine)
-        return await asyncio.to_thread(weights_nbytes, entry.engine.path, entry.engine.adapter_path) or None
+        return await asyncio.to_thread(weights_nbytes, *entry.engine.folders) or None
 
     async def load(
         self, entry: ModelEntry, generation: int, loading: Loading, on_death: Callable[[InferdError], None]

@@ -203,7 +203,6 @@ def test_a_section_that_comes_later_is_refused_by_name(problems_of: Problems, se
     [
         ("mllm", True),
         ("isolation", "process"),
-        ("draft_model", "small"),
         ("enable_mtp", True),
         ("specprefill", True),
         ("specprefill_threshold", 4096),
@@ -239,7 +238,7 @@ def test_an_adapter_is_a_folder_relative_to_the_file(valid: Valid, problems_of: 
         ]
     )
     assert found["models[0].adapter_path"] == f"there is no folder {adapter.parent / 'nowhere'}"
-    assert found["models[1].adapter_path"] == f"must be an adapter's folder; {file} is a file"
+    assert found["models[1].adapter_path"] == f"must be a folder; {file} is a file"
     assert list(found) == ["models[2].adapter_path", "models[0].adapter_path", "models[1].adapter_path"]
 
 
@@ -248,6 +247,17 @@ def test_what_is_wrong_with_an_adapter_is_damage(valid: Valid, tiny_model: Path)
     empty.mkdir()
     config = valid(models=[{"name": "a", "path": str(tiny_model), "adapter_path": "empty"}])
     assert config.damage == {"a": ("adapter_config.json is missing", "adapters.safetensors is missing")}
+
+
+def test_a_draft_model_is_a_folder_and_its_weights_count(valid: Valid, problems_of: Problems, tiny_model: Path) -> None:
+    model = {"name": "a", "path": str(tiny_model)}
+    plain, drafted = valid(models=[model, {**model, "name": "b", "draft_model": str(tiny_model)}]).entries
+    assert (plain.engine.draft_path, drafted.engine.draft_path) == (None, tiny_model)
+    assert drafted.estimated_bytes == 2 * plain.estimated_bytes
+    assert drafted.revision == plain.revision
+    assert problems_of(models=[{**model, "draft_model": "/nowhere"}]) == {
+        "models[0].draft_model": "there is no folder /nowhere"
+    }
 
 
 def test_kv_quantization_is_of_4_or_8_bits_and_reaches_the_engine(

@@ -260,3 +260,11 @@ def test_a_broken_adapter_is_damage_and_never_stops_the_reading(tiny_model: Path
     assert facts.weights_nbytes == weights_nbytes(tiny_model) + 7
     assert len(facts.damage) == 2
     assert read_facts(tiny_model, tmp_path / "nowhere").weights_nbytes == weights_nbytes(tiny_model)
+
+
+def test_a_draft_model_counts_and_its_damage_is_told_apart(tiny_model: Path, folder: Path, tmp_path: Path) -> None:
+    assert weights_nbytes(tiny_model, None, folder) == weights_nbytes(tiny_model) + 128
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert read_facts(tiny_model, None, empty).damage == ("draft model: no weight files",)
+    assert weights_nbytes(empty, None, folder) == 0, "a model that can't be measured must be given a size"

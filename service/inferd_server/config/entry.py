@@ -37,11 +37,12 @@ class Folders(NamedTuple):
 
     model: Path
     adapter: Path | None = None
+    draft: Path | None = None
 
 
-def adapter_folder(model: ModelSection, directory: Path) -> Path | None:
-    """The folder of an entry's adapter, made absolute from the file's `directory`."""
-    return None if model.adapter_path is None else (directory / _expanded(model.adapter_path)).absolute()
+def named_folder(stated: str | None, directory: Path) -> Path | None:
+    """A folder that an entry may name, made absolute from the file's `directory`."""
+    return None if stated is None else (directory / _expanded(stated)).absolute()
 
 
 def folder_problem(folder: Path) -> str:
@@ -78,6 +79,7 @@ def entry_of(
             name=model.name,
             path=folders.model,
             adapter_path=folders.adapter,
+            draft_path=folders.draft,
             trust_remote_code=model.trust_remote_code,
             step_timeout_seconds=manager.step_timeout_s,
             prefix_cache_nbytes=manager.cache_memory_mb * 2**20,

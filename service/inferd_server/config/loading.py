@@ -14,7 +14,7 @@ from inferd_server.registry.catalog import ModelFacts, read_facts
 
 from . import rules
 from .document import Document, read_document
-from .entry import Folders, adapter_folder, contention_policy, entry_of, local_folder, nbytes_of
+from .entry import Folders, contention_policy, entry_of, local_folder, named_folder, nbytes_of
 from .listen import listen_problem, metrics_listen_problem
 from .problems import ConfigError, Location, Problem, dotted, problems_of, unknown_key
 from .schema import (
@@ -268,12 +268,13 @@ class _Reading:
             if raw is None:
                 continue
             found = list(rules.source_problems(raw, model, i, self.directory))
-            found += rules.adapter_problems(model, i, self.directory)
+            found += rules.companion_problems(model, i, self.directory)
             self.problems += found
             folder = local_folder(model, self.directory)
             if not found and folder is not None:
-                adapter = adapter_folder(model, self.directory)
-                yield i, model, Folders(folder, adapter), read_facts(folder, adapter)
+                companions = [named_folder(each, self.directory) for each in (model.adapter_path, model.draft_model)]
+                folders = Folders(folder, *companions)
+                yield i, model, folders, read_facts(*folders)
 
 
 def _rejection(kind: type[Section], raw: object) -> ValidationError:

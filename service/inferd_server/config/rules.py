@@ -8,7 +8,7 @@ from inferd_server.core.errors import echo
 from inferd_server.core.model import ModelEntry, Strategy
 from inferd_server.registry.catalog import ModelFacts
 
-from .entry import GIBIBYTE, adapter_folder, folder_problem, local_folder
+from .entry import GIBIBYTE, folder_problem, local_folder, named_folder
 from .problems import Location, Problem, dotted, hints, nested_section
 from .schema import Later, ManagerSection, ModelSection, Section
 
@@ -82,12 +82,13 @@ def source_problems(raw: Mapping[str, Any], model: ModelSection, i: int, directo
         yield Problem(f"models[{i}].{key}", problem)
 
 
-def adapter_problems(model: ModelSection, i: int, directory: Path) -> Iterator[Problem]:
-    """An adapter is a folder that exists."""
-    folder = adapter_folder(model, directory)
-    problem = "" if folder is None else folder_problem(folder)
-    if problem:
-        yield Problem(f"models[{i}].adapter_path", problem.replace("a model's folder", "an adapter's folder"))
+def companion_problems(model: ModelSection, i: int, directory: Path) -> Iterator[Problem]:
+    """An adapter and a draft model are folders that exist."""
+    for key in ("adapter_path", "draft_model"):
+        folder = named_folder(getattr(model, key), directory)
+        problem = "" if folder is None else folder_problem(folder)
+        if problem:
+            yield Problem(f"models[{i}].{key}", problem.replace("a model's folder", "a folder"))
 
 
 def _hub_problems(raw: Mapping[str, Any], model: ModelSection, i: int, key: str) -> Iterator[Problem]:

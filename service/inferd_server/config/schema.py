@@ -195,8 +195,8 @@ class ModelSection(Section):
         "thread", "thread or process"
     )
     adapter_path: Text | None = _key(None, "folder of a LoRA adapter (mlx_lm's form); relative to this file")
-    draft_model: Annotated[Text | None, Later("this version has no speculative decoding")] = _key(
-        None, "model that drafts"
+    draft_model: Text | None = _key(
+        None, "folder of a small model of the same vocabulary that drafts tokens while one request runs alone"
     )
     kv_bits: CacheBits | None = _key(None, "quantize the KV cache to so many bits; then one request decodes at a time")
     kv_group_size: CacheGroup = _key(64, "keys or values of a quantized KV cache that share a scale")

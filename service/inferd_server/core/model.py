@@ -77,6 +77,7 @@ class EngineSettings:
 
     Attributes:
         adapter_path: folder of a LoRA adapter, in mlx_lm's form, laid over the weights.
+        draft_path: folder of a model that drafts tokens for it (speculative decoding).
         kv_bits: of each key and value in the cache; 0: as the model computes them.
         kv_group_size: how many of them share a scale.
         prefill_step_size: most tokens of one piece of prefill; its size while nothing decodes.
@@ -86,6 +87,7 @@ class EngineSettings:
     name: str
     path: Path
     adapter_path: Path | None = None
+    draft_path: Path | None = None
     continuous_batching: bool = True
     max_batch_size: int = 64
     prefill_step_size: int = 512
@@ -96,6 +98,11 @@ class EngineSettings:
     prefix_cache_nbytes: int = 0
     kv_bits: int = 0
     kv_group_size: int = 64
+
+    @property
+    def folders(self) -> tuple[Path, Path | None, Path | None]:
+        """Where its weights lie: the model's, the adapter's, the draft model's."""
+        return self.path, self.adapter_path, self.draft_path
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from .prefix_cache import PrefixCache
 from .row import Row
 from .sampling import Sampler
 from .shaping import Shaping, is_shaped
+from .speculative import Drafting, judge, may_speculate
 
 
 @dataclass(slots=True)
@@ -138,6 +139,30 @@ class DecodeBatch:
         self._launched = self._draw(logits)
         return tokens
 
+    def alone(self) -> Row | None:
+        """The row that may speculate: it is alone, and its tokens are plain greedy choices."""
+        rows = [row for row in self._rows if not row.is_done]
+        return rows[0] if len(rows) == 1 and may_speculate(rows[0]) else None
+
+    def speculate(self, row: Row, drafting: Drafting) -> list[Token]:
+        """The next tokens of the row that is `alone`, one or more, and with no model call under way afterwards."""
+        if self._launched is not None:
+            return self.read()
+        self._settle()
+        if self._is_merged:
+            filled = len(row.history) - 1
+            self._caches, self._is_merged = cache.Source(self._caches, 0, filled, filled).whole(), False
+        most = row.last_launch - self._launches + 1
+        ids, peaks = judge(self._model, self._caches, drafting, row, most)
+        self._inputs = mx.array(ids[-1:], dtype=mx.uint32)
+        first = self._launches
+        self._launches += len(ids)
+        self._forwards = self._launches
+        tokens = []
+        for number, (token, peak) in enumerate(zip(ids, peaks, strict=True)):
+            tokens += self._tokens(_Launch(first + number, (row,), None, None), [token], [peak])
+        return tokens
+
     def _everyone(self) -> Sequence[Row]:
         return [*self._rows, *(self._launched.rows if self._launched else ())]
 
@@ -210,8 +235,10 @@ class DecodeBatch:
         return launch
 
     def _read(self, launch: _Launch) -> list[Token]:
-        ids: list[int] = launch.tokens.tolist()
-        peaks: list[float] = launch.peaks.tolist()
+        return self._tokens(launch, launch.tokens.tolist(), launch.peaks.tolist())
+
+    def _tokens(self, launch: _Launch, ids: list[int], peaks: list[float]) -> list[Token]:
+        """What a launch brought, told to its rows."""
         are_sound = math.isfinite(sum(peaks))
         logprobs: dict[int, TokenLogprob] = {}
         if launch.logprobs:

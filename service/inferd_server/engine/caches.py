@@ -30,7 +30,7 @@ def quantize(model: Any, bits: int, group_size: int) -> None:
     """
     caches = fresh(model)
     model(mx.array([[0]]), cache=caches)
-    if not _are_plain(caches):
+    if not are_plain(caches):
         raise ValueError("kv_bits is not supported for this model: not all of its caches are plain KV caches")
     for width in {array.shape[-1] for layer in caches for array in (layer.keys, layer.values)}:
         if width % group_size:
@@ -69,6 +69,12 @@ def nbytes(caches: Caches) -> int:
 def states(caches: Caches) -> list[Any]:
     """What to evaluate to have the caches computed."""
     return [cache.state for cache in caches]
+
+
+def rewind(caches: Caches, tokens: int) -> None:
+    """Take back the last tokens of a sequence's plain caches; they are overwritten by the next."""
+    for layer in caches:
+        layer.trim(tokens)
 
 
 def fill(model: Any, caches: Caches, chunks: Sequence[list[int]]) -> None:
@@ -171,12 +177,12 @@ class Source:
 
 def can_cut(caches: Caches) -> bool:
     """Whether every layer has a plain KV cache, all of one shape: such can be cut at any token."""
-    if not _are_plain(caches):
+    if not are_plain(caches):
         return False
     return len({(layer.keys.shape, layer.values.shape, layer.keys.dtype) for layer in caches}) == 1
 
 
-def _are_plain(caches: Caches) -> bool:
+def are_plain(caches: Caches) -> bool:
     """Whether every layer has a plain KV cache and uses it (some models share one among layers)."""
     return all(type(layer) is KVCache and not layer.empty() for layer in caches)
 

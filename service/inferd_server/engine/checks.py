@@ -1,9 +1,10 @@
 """The cheap checks of a model folder before a load evicts anything: no weights are read."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from inferd_server.core.errors import model_corrupt, model_load_failed, model_unsupported
+from inferd_server.core.errors import InferdError, model_corrupt, model_load_failed, model_unsupported
 from inferd_server.core.model import EngineSettings
 
 from .adapters import check_adapter
@@ -12,7 +13,7 @@ from .headers import WeightsError, check_weights, read_object
 
 def check_model_folder(settings: EngineSettings) -> None:
     """Check that the folder holds a model that can be loaded: its files, config, architecture, sizes, and trust;
-    and its adapter, if it has one.
+    and its adapter and draft model, if it has any.
 
     Raises:
         InferdError: MODEL_CORRUPT (with the file), MODEL_UNSUPPORTED, or MODEL_LOAD_FAILED where there is no folder.
@@ -29,6 +30,24 @@ def check_model_folder(settings: EngineSettings) -> None:
         raise model_unsupported(settings.name, f"mlx_lm has no architecture {kind!r} (model_type of config.json)")
     _check_weights(settings)
     check_adapter(settings)
+    if settings.draft_path is not None:
+        _check_draft(settings, settings.draft_path)
+
+
+def _check_draft(settings: EngineSettings, folder: Path) -> None:
+    try:
+        check_model_folder(replace(settings, path=folder, adapter_path=None, draft_path=None))
+    except InferdError as error:
+        raise InferdError(error.reason, f"the draft model: {error.message}", facts=error.facts) from None
+    vocabularies = [_vocabulary(each) for each in (settings.path, folder)]
+    if None not in vocabularies and vocabularies[0] != vocabularies[1]:
+        raise model_unsupported(settings.name, "draft_model is not supported: its tokenizer has another vocabulary")
+
+
+def _vocabulary(folder: Path) -> object:
+    """What tokenizer.json says, to compare; None where it says nothing."""
+    model = (read_object(folder / "tokenizer.json") or {}).get("model")
+    return model.get("vocab") if isinstance(model, dict) else None
 
 
 def _read_config(settings: EngineSettings) -> dict[str, Any]:

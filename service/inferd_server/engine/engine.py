@@ -10,7 +10,8 @@ from .memory import Footprint
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step brought. `tokens` holds at most one token for each running sequence, in no promised order."""
+    """What one step brought. `tokens` holds at most one token for each running sequence, in no promised
+    order; or several of the only one, in theirs (speculative decoding)."""
 
     tokens: list[Token]
     prefill_tokens: int = 0

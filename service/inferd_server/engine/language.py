@@ -25,6 +25,7 @@ from .pacing import Pacing
 from .prefill import Prefill
 from .prefix_cache import PrefixCache
 from .row import Row
+from .speculative import Drafting, check_draft
 from .trial import probe, try_batching
 
 log = logging.getLogger("inferd.engine")
@@ -70,13 +71,17 @@ class LanguageEngine:
         self._weights_nbytes = loaded.weights_nbytes
         if settings.kv_bits:
             cache.quantize(self._model, settings.kv_bits, settings.kv_group_size)
+        self._drafting: Drafting | None = None
+        if loaded.draft is not None:
+            check_draft(self._model, loaded.draft)
+            self._drafting = Drafting(loaded.draft, settings.prefill_step_size)
         probed = probe(self._model)
         self._width = probed.width
         self._can_cut = probed.can_cut
         self._prefix_cache_nbytes = settings.prefix_cache_nbytes
         self._footprint = footprint(
             loaded.config,
-            probed.cache_need,
+            probed.cache_need if loaded.draft is None else probed.cache_need.with_draft(probe(loaded.draft).cache_need),
             step_tokens=settings.prefill_step_size,
             width=probed.width,
             itemsize=probed.itemsize,
@@ -97,7 +102,8 @@ class LanguageEngine:
     @property
     def cache_nbytes(self) -> int:
         """KV and prefix caches held now, bytes."""
-        return self._batch.cache_nbytes + self._prefill.cache_nbytes + self._prefixes.nbytes
+        drafting = self._drafting.cache_nbytes if self._drafting else 0
+        return self._batch.cache_nbytes + self._prefill.cache_nbytes + self._prefixes.nbytes + drafting
 
     @property
     def footprint(self) -> Footprint:
@@ -151,9 +157,10 @@ class LanguageEngine:
 
     def remove(self, uid: int) -> None:
         """Drop a sequence at any stage; others are untouched. An unknown uid is no error."""
-        row = self._rows.pop(uid, None)
+        row = self._rows.get(uid)
         if row is None:
             return
+        self._forget(uid)
         if row.is_joined:
             self._batch.leave(row)
         else:
@@ -168,6 +175,7 @@ class LanguageEngine:
         """Drop the model and caches and clear the buffer cache; nothing may be called afterwards."""
         self._model = None
         self._start_empty()
+        self._drafting = None
         mx.synchronize()
         release_unused()
 
@@ -183,7 +191,7 @@ class LanguageEngine:
             # A launch may block until much of it is computed (it does on the CPU): what is there is handed over first.
             return self._result(self._batch.read())
         if not is_prefill_due:
-            return self._result(self._batch.step())
+            return self._result(self._decode())
         most_tokens = self._pacing.piece_tokens(self._batch.has_work)
         piece = self._prefill.advance(self.max_rows - len(self._batch), most_tokens)
         self._pacing.note_prefill(piece.tokens)
@@ -192,6 +200,13 @@ class LanguageEngine:
             self._batch.join(piece.ready, piece.caches)
         self._batch.launch()
         return StepResult([], piece.tokens)
+
+    def _decode(self) -> list[Token]:
+        if self._drafting is not None:
+            row = self._batch.alone()
+            if row is not None and self._drafting.follow(row):
+                return self._batch.speculate(row, self._drafting)
+        return self._batch.step()
 
     def _store(self, rows: Sequence[Row], caches: cache.Caches) -> None:
         """Give the prefix cache the prompts that are filled: others that begin alike need not wait for their ends."""
@@ -204,8 +219,13 @@ class LanguageEngine:
             self._pacing.note_read()
         for token in tokens:
             if token.ended or token.failure:
-                del self._rows[token.uid]
+                self._forget(token.uid)
         return StepResult(tokens)
+
+    def _forget(self, uid: int) -> None:
+        del self._rows[uid]
+        if self._drafting is not None and not self._rows:
+            self._drafting.forget()
 
     def _start_empty(self) -> None:
         self._rows: dict[int, Row] = {}
@@ -213,6 +233,8 @@ class LanguageEngine:
         self._prefill = Prefill(self._model, self._batching, self._prefixes)
         self._batch = DecodeBatch(self._model, self._width, self._prefixes)
         settings = self._settings
+        if self._drafting is not None:
+            self._drafting.forget()
         self._pacing = Pacing(settings.prefill_step_size, settings.target_gap_seconds, self._clock)
 
     def _start_again(self) -> None:

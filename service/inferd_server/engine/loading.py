@@ -32,6 +32,10 @@ MODEL_ERRORS = (ValueError, RuntimeError, LookupError, TypeError, AttributeError
 MAX_MESSAGE_CHARACTERS = 300
 
 
+class DraftError(ValueError):
+    """A draft model that can't be loaded."""
+
+
 @dataclass(slots=True)
 class LoadedModel:
     """A model in memory."""
@@ -39,6 +43,7 @@ class LoadedModel:
     model: Any
     config: dict[str, Any]
     weights_nbytes: int
+    draft: Any = None
 
 
 def load_language_model(settings: EngineSettings, loading: Loading) -> LoadedModel:
@@ -65,7 +70,8 @@ def _load(settings: EngineSettings, loading: Loading) -> LoadedModel:
         model, config = load_model(folder, lazy=True, trust_remote_code=settings.trust_remote_code)
     if settings.adapter_path:
         _adapt(model, settings.adapter_path)
-    arrays = [array for _, array in tree_flatten(model.parameters())]
+    draft = None if settings.draft_path is None else _load_draft(settings, settings.draft_path)
+    arrays = [array for part in (model, draft) if part for _, array in tree_flatten(part.parameters())]
     total = sum(array.nbytes for array in arrays)
     done = 0
     _report(loading, done, total)
@@ -73,7 +79,20 @@ def _load(settings: EngineSettings, loading: Loading) -> LoadedModel:
         mx.eval(piece)
         done += sum(array.nbytes for array in piece)
         _report(loading, done, total)
-    return LoadedModel(model, config, total)
+    return LoadedModel(model, config, total, draft)
+
+
+def _load_draft(settings: EngineSettings, path: Path) -> Any:
+    """The draft model, its weights still unread.
+
+    Raises:
+        DraftError: it can't be loaded.
+    """
+    try:
+        with _folder_of_weights(path) as folder:
+            return load_model(folder, lazy=True, trust_remote_code=settings.trust_remote_code)[0]
+    except MODEL_ERRORS as error:
+        raise DraftError(f"{type(error).__name__}: {error}") from None
 
 
 def _adapt(model: Any, adapter: Path) -> None:
@@ -137,6 +156,8 @@ def explain(settings: EngineSettings, error: Exception) -> InferdError:
     if isinstance(error, AdapterError):
         message = f"the adapter does not fit the model: {error}"
         return model_corrupt(settings.name, WEIGHTS_FILE, message[:MAX_MESSAGE_CHARACTERS])
+    if isinstance(error, DraftError):
+        return model_load_failed(settings.name, f"the draft model can't be loaded: {error}"[:MAX_MESSAGE_CHARACTERS])
     if isinstance(error, json.JSONDecodeError):
         return model_corrupt(settings.name, "config.json", text)
     if isinstance(error, ValueError) and str(error).startswith("Missing "):

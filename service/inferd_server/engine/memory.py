@@ -5,7 +5,7 @@ known before it starts. So the formulas give upper bounds, checked against measu
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 KV_BLOCK_TOKENS = 256
@@ -31,6 +31,10 @@ class CacheNeed:
     token_nbytes: int = 0
     windows: tuple[tuple[int, int], ...] = ()
     fixed_nbytes: int = 0
+
+    def with_draft(self, draft: "CacheNeed") -> "CacheNeed":
+        """With the plain caches of a draft model, which follows one sequence at a time."""
+        return replace(self, token_nbytes=self.token_nbytes + draft.token_nbytes)
 
     def nbytes(self, tokens: int, step_tokens: int) -> int:
         """Most that one sequence of at most `tokens` takes, prefilled in chunks of `step_tokens`."""

@@ -59,7 +59,7 @@ def describe(stated: ModelEntry, chosen: Mapping[str, float | int], fallback: Sa
         chosen: sampling defaults configured for this model; they outrank the files.
         fallback: the server's sampling defaults; the files outrank them.
     """
-    return with_facts(stated, read_facts(stated.engine.path, stated.engine.adapter_path), chosen, fallback)
+    return with_facts(stated, read_facts(*stated.engine.folders), chosen, fallback)
 
 
 def with_facts(
@@ -81,12 +81,13 @@ def with_facts(
     )
 
 
-def read_facts(folder: Path, adapter: Path | None = None) -> ModelFacts:
-    """Read a model folder, and that of its adapter. Blocking (small reads); never raises for what lies there."""
+def read_facts(folder: Path, adapter: Path | None = None, draft: Path | None = None) -> ModelFacts:
+    """Read a model folder, its adapter's and its draft model's. Blocking (small reads); never raises for what they
+    hold."""
     damage: list[str] = []
     config = _read_json(folder / "config.json", damage, required=True)
     tokenizer = _read_json(folder / "tokenizer_config.json", damage)
-    weights = _read_weights(folder, adapter, damage)
+    weights = _read_weights(folder, adapter, draft, damage)
     return ModelFacts(
         architecture=_architecture(config),
         context_length=_context_length(config, tokenizer),
@@ -109,10 +110,10 @@ class _Weights:
     digest: str
 
 
-def weights_nbytes(folder: Path, adapter: Path | None = None) -> int:
-    """Bytes of a folder's weights now, and of its adapter's (semantics.md §1, sizing rules); 0 if nothing can be
-    measured. Blocking."""
-    return _read_weights(folder, adapter, []).nbytes
+def weights_nbytes(folder: Path, adapter: Path | None = None, draft: Path | None = None) -> int:
+    """Bytes of a folder's weights now, its adapter's and its draft model's included (semantics.md §1, sizing rules); 0
+    if nothing can be measured. Blocking."""
+    return _read_weights(folder, adapter, draft, []).nbytes
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -126,9 +127,16 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.gguf"))
 
 
-def _read_weights(folder: Path, adapter: Path | None, damage: list[str]) -> _Weights:
+def _read_weights(folder: Path, adapter: Path | None, draft: Path | None, damage: list[str]) -> _Weights:
     weights = _read_base_weights(folder, damage)
-    return weights if adapter is None else _with_adapter(weights, adapter, damage)
+    has_weights = weights.nbytes > 0
+    if adapter is not None:
+        weights = _with_adapter(weights, adapter, damage)
+    if draft is not None:  # it has no part in what the model answers, so none in the digest
+        found: list[str] = []
+        weights = replace(weights, nbytes=weights.nbytes + _read_base_weights(draft, found).nbytes)
+        damage += [f"draft model: {line}" for line in found]
+    return weights if has_weights else _Weights(0, "")
 
 
 def _read_base_weights(folder: Path, damage: list[str]) -> _Weights:
