@@ -77,6 +77,11 @@ class Stage:
         expected, actual = self.floor.outputs(trial), self.servers[server_name].outputs(trial)
         return sum(a == b for a, b in zip(expected, actual, strict=True)) / len(expected)
 
+    def warm(self, trial: Trial, variant: Variant) -> None:
+        """One short wave, so that what a server does once (compile a schema, say) is no part of a round."""
+        short = replace(trial, seed=f"{trial.seed}/warm/{variant}", waves=1, long_prompts=0)
+        self.servers[variant.server].measure(replace(short, **(variant.changes or {})))
+
     def rounds(self, trial: Trial, variants: Mapping[str, Variant], count: int) -> dict[str, Rounds]:
         """By variant: `count` times the floor and the server on the same prompts, in turning order.
 
