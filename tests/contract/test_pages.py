@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from inferd_client.outcome import MEANINGS
+
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 
@@ -28,3 +30,8 @@ def test_every_command_and_word_of_the_pages_exists() -> None:
     words = set(re.findall(r"(?:^\s*|`|\$ )make ([a-z-]+)", text, re.MULTILINE))
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert {"setup", "serve", "check", "bench"} <= words <= targets
+
+
+def test_the_readme_lists_the_exit_codes() -> None:
+    listed = dict(re.findall(r"^\| (\d+) \| (.+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE))
+    assert listed == {str(code): meaning for code, meaning in MEANINGS.items()}
