@@ -869,3 +869,15 @@ def test_a_removed_model_drains_and_leaves_and_a_new_one_can_be_asked_for() -> N
     w.run()
     assert "a" not in w.machine.residency.models
     w.hold("new", WAIT)
+
+
+def test_a_removed_model_ends_its_interrupted_requests_as_unloaded_and_names_only_what_is_left() -> None:
+    w = world()
+    w.hold("c", WAIT)
+    w.hold("d", WAIT)
+    waits = w.ask(wants("a", WAIT, interrupted=True))
+    lost = w.ask(wants("a", WAIT))
+    w.tell(inputs.EntriesReplaced(tuple(entry(name, SIZES[name]) for name in "bcde")))
+    assert reason(w, waits) is Reason.MODEL_UNLOADED
+    assert reason(w, lost) is Reason.MODEL_NOT_FOUND
+    assert w.refused[lost].facts["configured_models"] == "b,c,d,e"

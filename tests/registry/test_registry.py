@@ -384,3 +384,23 @@ async def test_nothing_holds_on_to_a_resident_that_was_closed(registry: Registry
     await registry.unload("a", UnloadMode.DRAIN)
     await asyncio.sleep(0)
     assert resident() is None
+
+
+async def test_while_it_is_loaded_an_entry_shows_the_files_it_was_loaded_from(registry: Registry) -> None:
+    async with await registry.acquire(wants("a")):
+        await registry.replace_entries([entry("a", 6, revision="2", max_queue=7)])
+        served = registry.resolve("a")
+        assert (served.revision, served.max_queue) == ("", 7)
+        assert registry.model("a").entry == served
+    await registry.unload("a", UnloadMode.FORCE)
+    assert registry.resolve("a").revision == "2"
+
+
+async def test_preload_may_be_asked_for_some_names_only(loader: FakeLoader) -> None:
+    entries = [entry(name, 1, preload=True) for name in ("a", "b", "c")]
+    registry = Registry(entries, loader, RegistryLimits(10 * MIB, WAIT))
+    await registry.preload({"b", "unknown"})
+    assert loader.loads == ["b"]
+    await registry.preload()
+    assert sorted(loader.loads) == ["a", "b", "c"]
+    await registry.close()

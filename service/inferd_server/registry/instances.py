@@ -1,6 +1,6 @@
 """Models and their instances: plain mutable facts, changed only by residency.py."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from inferd_server.core.errors import InferdError
@@ -126,6 +126,26 @@ class Model:
     def state(self) -> ModelState:
         """What clients see."""
         return self.current.state
+
+    @property
+    def served_entry(self) -> ModelEntry:
+        """Its entry as requests meet it: while an engine is open, what comes from the files is what it was opened with,
+        though a new configuration may name others."""
+        opened = self.current.entry
+        if opened is self.entry or self.current.engine is EngineLife.ABSENT:
+            return self.entry
+        return replace(
+            self.entry,
+            engine=opened.engine,
+            revision=opened.revision,
+            architecture=opened.architecture,
+            capabilities=opened.capabilities,
+            context_length=opened.context_length,
+            vocabulary_size=opened.vocabulary_size,
+            quantization_bits=opened.quantization_bits,
+            tool_call_parser=opened.tool_call_parser,
+            reasoning_parser=opened.reasoning_parser,
+        )
 
     @property
     def is_loading(self) -> bool:

@@ -15,6 +15,7 @@ from inferd_server.core.errors import (
     model_not_found,
     model_not_loaded,
     model_too_large,
+    model_unloaded,
     wait_timeout,
 )
 from inferd_server.core.generation import WaitState
@@ -164,7 +165,7 @@ class Machine:
         request = ask.request
         model = self._known(request.model)
         if model is None:
-            self._refuse_number(ask.ticket, model_not_found(request.model, self.residency.models))
+            self._refuse_number(ask.ticket, self._unknown(request.model))
             return
         if model.state is ModelState.LOADED:
             self._grant(ask.ticket, model.current, request, now, now)
@@ -286,7 +287,7 @@ class Machine:
     def _want_load(self, wanted: inputs.LoadWanted, now: float) -> None:
         model = self._known(wanted.name)
         if model is None:
-            self._refuse_number(wanted.ticket, model_not_found(wanted.name, self.residency.models))
+            self._refuse_number(wanted.ticket, self._unknown(wanted.name))
             return
         order = LoadOrder(self._generation_wanted(model) if wanted.reload else 0, wanted.pin, wanted.detached)
         if model.state is ModelState.LOADED and order.min_generation == 0:
@@ -335,7 +336,7 @@ class Machine:
 
     def _want_unload(self, wanted: inputs.UnloadWanted, now: float) -> None:
         if wanted.name not in self.residency.models:
-            self._refuse_number(wanted.order, model_not_found(wanted.name, self.residency.models))
+            self._refuse_number(wanted.order, self._unknown(wanted.name))
             return
         self.residency.is_unsettled = True
         if self.unloading.want(wanted, now) and wanted.drain_seconds is not None:
@@ -377,10 +378,15 @@ class Machine:
             self.residency.tell(name)
         self.residency.is_unsettled = True
 
+    def _unknown(self, name: str) -> InferdError:
+        return model_not_found(name, (other.name for other in self.residency.models.values() if not other.removed))
+
     def _remove_model(self, model: Model, now: float) -> None:
         model.removed = True
         for ticket in list(self.queue.groups[model.name].tickets.values()) if self.queue.waiting(model.name) else ():
-            self._refuse(ticket, model_not_found(model.name, self.residency.models), now)
+            # One that was interrupted while it ran can't go on: what it ran on is gone.
+            gone = model_unloaded(model.name) if ticket.is_interrupted else self._unknown(model.name)
+            self._refuse(ticket, gone, now)
         for instance in model.instances():
             self.unloading.retire(instance, now)
         self.residency.forget_if_removed(model)

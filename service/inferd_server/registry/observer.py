@@ -36,12 +36,11 @@ class Observer:
         instances = model.instances()
         figures = [self._engines.statistics(instance.key) for instance in instances]
         current, failure = model.current, model.failure
-        loading = model.successor or current
         return ModelSnapshot(
-            entry=model.entry,
+            entry=model.served_entry,
             state=model.state,
             state_time=self._unix(current.since or self._start),
-            load_progress=1.0 if model.state is ModelState.LOADED else self._engines.progress(loading.key),
+            load_progress=self._load_progress(model),
             last_error=None if failure is None else self._last_error(failure),
             generation=current.generation,
             charged_nbytes=sum(map(self._machine.residency.nbytes, instances)),
@@ -55,6 +54,12 @@ class Observer:
             load_seconds=current.load_seconds,
             step_age_seconds=max(figure.step_age_seconds for figure in figures),
         )
+
+    def _load_progress(self, model: Model) -> float:
+        """Of the load under way (a reload's, beside the loaded one), else 1 for what is loaded."""
+        if model.successor is None and model.state is ModelState.LOADED:
+            return 1.0
+        return self._engines.progress((model.successor or model.current).key)
 
     def memory(self) -> MemorySnapshot:
         """The budget now."""

@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from inferd_server.core.errors import InferdError, Reason, engine_failed, model_not_found, server_shutdown
 from inferd_server.core.generation import Waiting, WaitState
@@ -88,12 +88,12 @@ class Registry:
     # --- names and leases ----------------------------------------------------------------------------------------
 
     def resolve(self, name: str) -> ModelEntry:
-        """The entry of a name or alias.
+        """The entry of a name or alias; while it is loaded, with what its engine was opened with.
 
         Raises:
             InferdError: MODEL_NOT_FOUND.
         """
-        return self._find(name).entry
+        return self._find(name).served_entry
 
     def lease_now(self, request: LeaseRequest) -> Lease | None:
         """A lease, if the model is LOADED; else None, and nothing is asked for."""
@@ -201,10 +201,12 @@ class Registry:
         assert isinstance(done, effects.AnswerUnload)
         return UnloadOutcome(self._observer.model(model), done.freed_nbytes)
 
-    async def preload(self) -> None:
-        """Load the preload entries one after the other, pinned ones first; each ends LOADED or FAILED."""
+    async def preload(self, names: Collection[str] | None = None) -> None:
+        """Load the preload entries (of these names) one after the other, pinned ones first; each ends LOADED or
+        FAILED."""
         policy = ContentionPolicy(Strategy.WAIT_THEN_FAIL, self._limits.load_timeout_seconds)
         preloads = [model.entry for model in self._machine.residency.models.values() if model.entry.preload]
+        preloads = [entry for entry in preloads if names is None or entry.name in names]
         for entry in sorted(preloads, key=lambda entry: not entry.pinned):
             try:
                 await self.load(entry.name, policy)
