@@ -43,6 +43,8 @@ ANSWERED = "answered"
 REFUSALS = {"QUEUE_FULL", "WAIT_TIMEOUT"}
 HUNG_SECONDS = 30.0
 WARMING_SECONDS = 1.0
+PLOTTED = 200
+"""Points of a curve."""
 
 
 @dataclass(frozen=True)
@@ -287,9 +289,8 @@ def plot(results: dict[str, Any]) -> Figure:
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     ttft, arrivals = figure.subplots(1, 2)
     for one in results["loads"]:
-        values = one["ttfts_ms"]
-        shares = [(rank + 1) / len(values) for rank in range(len(values))]
-        ttft.plot(values, shares, label=f"{one['load']:g} of capacity")
+        shares = [number / PLOTTED for number in range(PLOTTED)]
+        ttft.plot([quantile(one["ttfts_ms"], share) for share in shares], shares, label=f"{one['load']:g} of capacity")
     ttft.set(title="TTFT of answered requests", xlabel="ms", xscale="log", ylabel="share", ylim=(0, 1))
     ttft.legend(fontsize=8)
     ttft.grid(alpha=0.3)

@@ -196,7 +196,7 @@ def plot(results: Row) -> Figure:
 
 def estimated_seconds(models: list[str], streams: list[int], rounds: int) -> float:
     """Of the whole run, on two idle cores."""
-    trial = {"tiny": 1.3, "mid": 5.0, "smollm2": 6.0}
+    trial = {"tiny": 1.3, "mid": 5.0, "smollm2": 5.0}
     pairs = sum(
         trial[model] * (2 + 2 * rounds * len(mix.variants)) * len(mix.trials)
         for model in models

@@ -32,7 +32,7 @@ VARIANTS = {
 # Enough tokens that CPU seconds, counted in ticks of 10 ms, are exact to a few per cent.
 TINY_WAVES = {1: 24, 4: 12, 16: 8, 64: 3}
 LATE_STREAMS, LATE_ARRIVALS = 4, 20
-ESTIMATED_SECONDS = {"tiny": 3.0, "smollm2": 6.0}  # of one trial, on two idle cores
+ESTIMATED_SECONDS = {"tiny": 3.0, "smollm2": 4.0}  # of one trial, on two idle cores
 
 
 def trials(model: str, streams: list[int]) -> list[Trial]:

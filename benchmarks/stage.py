@@ -79,7 +79,7 @@ class Stage:
 
     def warm(self, trial: Trial, variant: Variant) -> None:
         """One short wave, so that what a server does once (compile a schema, say) is no part of a round."""
-        short = replace(trial, seed=f"{trial.seed}/warm/{variant}", waves=1, long_prompts=0)
+        short = replace(trial, seed=f"{trial.seed}/warm/{variant.server}", waves=1, long_prompts=0)
         self.servers[variant.server].measure(replace(short, **(variant.changes or {})))
 
     def rounds(self, trial: Trial, variants: Mapping[str, Variant], count: int) -> dict[str, Rounds]:
