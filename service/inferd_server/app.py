@@ -15,18 +15,18 @@ from inferd_server.config import (
     ConfigError,
     budget_report,
     entries,
+    look_again,
     memory_figures,
     registry_limits,
     reload_config,
     work_limit_nbytes,
 )
 from inferd_server.core.errors import InferdError, server_draining
-from inferd_server.core.model import EngineSettings, Loading, ModelEntry, Resident
+from inferd_server.core.model import CheckedFiles, EngineSettings, Loading, ModelEntry, Resident
 from inferd_server.core.observer import UNOBSERVED, Observer
 from inferd_server.engine import device
 from inferd_server.engine.checks import check_model_folder
 from inferd_server.engine.engine import Engine
-from inferd_server.registry.catalog import weights_nbytes
 from inferd_server.registry.registry import Registry
 from inferd_server.rpc.server import ListenSettings, Server, ServerInfo, Services
 from inferd_server.scheduler.memory import WorkMemory
@@ -63,12 +63,13 @@ class EngineLoader:
         self._open_engine = open_engine
         self._memory = memory
         self.observer: Observer = UNOBSERVED
+        self.look_again: Callable[[ModelEntry], CheckedFiles] = CheckedFiles
         self._threads = Threads(device.end_thread)
 
-    async def check(self, entry: ModelEntry) -> int | None:
+    async def check(self, entry: ModelEntry) -> CheckedFiles:
         """See core.model.Loader. Off the loop."""
         await asyncio.to_thread(check_model_folder, entry.engine)
-        return await asyncio.to_thread(weights_nbytes, *entry.engine.folders) or None
+        return await asyncio.to_thread(self.look_again, entry)
 
     async def load(
         self, entry: ModelEntry, generation: int, loading: Loading, on_death: Callable[[InferdError], None]
@@ -102,6 +103,7 @@ class App:
         self._memory = WorkMemory(self._work_limit(config))
         log.info("memory for requests, beside weights", extra={"limit_nbytes": self._memory.limit_nbytes})
         self._loader = EngineLoader(open_engine, self._memory)
+        self._loader.look_again = lambda entry: look_again(self._config, entry)
         self._registry = Registry(entries(config), self._loader, limits, active_nbytes=device.active_nbytes)
         self._texts = Texts()
         self._monitoring = self._make_monitoring(figures)
@@ -210,6 +212,7 @@ class App:
             log.error("configuration refused; nothing changed", extra={"problems": len(error.problems)})
             return
         before = {entry.name: entry for entry in entries(self._config)}
+        preloaded = {entry.name for entry in before.values() if entry.preload}
         self._config = fresh
         self._memory.limit(self._work_limit(fresh))
         await self._registry.replace_entries(entries(fresh))
@@ -219,7 +222,8 @@ class App:
         for name in before:
             self._texts.forget(name)
         log.info("configuration reloaded", extra={"models": len(fresh.entries), "removed": len(before)})
-        self._begin(self._registry.preload())
+        # Not those that were to be preloaded before: what an operator unloaded stays unloaded.
+        self._begin(self._registry.preload({entry.name for entry in entries(fresh) if entry.name not in preloaded}))
 
     async def _shut_down(self) -> int:
         server = self._config.server

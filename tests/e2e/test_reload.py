@@ -176,3 +176,16 @@ def test_a_loaded_model_is_served_with_the_files_it_was_loaded_from(tmp_path: Pa
         after = client.generate("m", prompt="x", max_tokens=8, temperature=0)
         assert after.model.revision == "v2"
         assert after.text != first.text
+
+
+def test_weights_replaced_in_place_get_a_revision_of_their_own_at_the_next_load(tmp_path: Path) -> None:
+    folder = tiny_llama.build(tmp_path / "m", seed=0)
+    config = write_config(tmp_path, [{"name": "m", "path": folder}], budget_gb=0.1)
+    with serving(config) as server, Client(server.address) as client:
+        first = client.generate("m", prompt="x", max_tokens=8, temperature=0)
+        tiny_llama.build(folder, seed=1, layers=3, context_length=1024)
+        assert client.generate("m", prompt="x", max_tokens=8, temperature=0).text == first.text
+        client.load("m", reload=True)
+        after = client.generate("m", prompt="x", max_tokens=8, temperature=0)
+        assert (after.model.revision != first.model.revision, after.text != first.text) == (True, True)
+        assert client.model("m").context_length == 1024

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from inferd_server.core.errors import InferdError
 from inferd_server.core.model import (
+    CheckedFiles,
     EngineSettings,
     LoadAbandoned,
     Loading,
@@ -77,6 +78,7 @@ class FakeLoader:
         self.load_errors: dict[str, Exception] = {}
         self.weights: dict[str, int] = {}
         self.files: dict[str, int] = {}
+        self.fresh: dict[str, ModelEntry] = {}  # what the files say at a check, where that is new
         self.checks: list[str] = []
         self.loads: list[str] = []
         self.residents: dict[str, FakeResident] = {}
@@ -88,13 +90,13 @@ class FakeLoader:
         self._gates[name] = asyncio.Event()
         return self._gates[name]
 
-    async def check(self, entry: ModelEntry) -> int | None:
+    async def check(self, entry: ModelEntry) -> CheckedFiles:
         """See core.model.Loader."""
         self.checks.append(entry.name)
         await asyncio.sleep(0)
         if entry.name in self.check_errors:
             raise self.check_errors[entry.name]
-        return self.files.get(entry.name)
+        return CheckedFiles(self.fresh.get(entry.name, entry), self.files.get(entry.name, 0))
 
     async def load(
         self, entry: ModelEntry, generation: int, loading: Loading, on_death: Callable[[InferdError], None]

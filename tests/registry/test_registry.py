@@ -404,3 +404,13 @@ async def test_preload_may_be_asked_for_some_names_only(loader: FakeLoader) -> N
     await registry.preload()
     assert sorted(loader.loads) == ["a", "b", "c"]
     await registry.close()
+
+
+async def test_a_load_takes_in_what_the_files_say_by_then(registry: Registry, loader: FakeLoader) -> None:
+    (await registry.acquire(wants("a"))).release()
+    loader.fresh["a"] = entry("a", 6, revision="new weights", context_length=77)
+    assert registry.resolve("a").revision == ""  # loaded from the old ones
+    await registry.load("a", reload=True)
+    assert (registry.resolve("a").revision, registry.resolve("a").context_length) == ("new weights", 77)
+    async with await registry.acquire(wants("a")) as lease:
+        assert (lease.entry.revision, lease.generation) == ("new weights", 2)

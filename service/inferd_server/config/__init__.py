@@ -4,7 +4,7 @@ Only app and __main__ import this room. A `Config` is whole and valid, or there 
 """
 
 from .budget import BudgetReport, MemoryFigures, budget_report, memory_figures, work_limit_nbytes
-from .loading import Config, Sources, entries, load, load_config, registry_limits, reload_config
+from .loading import Config, Sources, entries, load, load_config, look_again, registry_limits, reload_config
 from .problems import ConfigError, Problem
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "entries",
     "load",
     "load_config",
+    "look_again",
     "memory_figures",
     "registry_limits",
     "reload_config",

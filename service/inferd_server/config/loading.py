@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
-from inferd_server.core.model import ContentionPolicy, ModelEntry, Strategy
+from inferd_server.core.model import CheckedFiles, ContentionPolicy, ModelEntry, Strategy
 from inferd_server.registry.catalog import ModelFacts, read_facts
 
 from . import rules
@@ -156,6 +156,16 @@ def reload_config(config: Config, environ: Mapping[str, str] | None = None) -> C
     if problems:
         raise ConfigError(problems)
     return fresh
+
+
+def look_again(config: Config, entry: ModelEntry) -> CheckedFiles:
+    """What the files of one of its models say now. Blocking; never raises for what they hold."""
+    facts = read_facts(*entry.engine.folders)
+    model = next((model for model in config.models if model.name == entry.name), None)
+    if model is None:  # a new configuration has just removed it
+        return CheckedFiles(entry, facts.weights_nbytes)
+    fresh = entry_of(model, config.server, config.manager, Folders(*entry.engine.folders), facts)
+    return CheckedFiles(fresh, facts.weights_nbytes)
 
 
 def load(sources: Sources, environ: Mapping[str, str] | None = None) -> Config:

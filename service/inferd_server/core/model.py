@@ -202,14 +202,24 @@ class Loading(Protocol):
         """Whether to give up at the next chance by raising LoadAbandoned; readable from any thread."""
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedFiles:
+    """A model's files just before a load.
+
+    Attributes:
+        entry: the model's entry with what its files say now (they may have been replaced since it was configured).
+        weights_nbytes: of its weight files; 0 if they can't be measured.
+    """
+
+    entry: ModelEntry
+    weights_nbytes: int = 0
+
+
 class Loader(Protocol):
     """Opens models. `app.py` hands the registry the real one."""
 
-    async def check(self, entry: ModelEntry) -> int | None:
+    async def check(self, entry: ModelEntry) -> CheckedFiles:
         """What can be checked cheaply, before anything is evicted: files, config, architecture, index against sizes.
-
-        Returns:
-            Bytes of the weights in its files now; None if they can't be measured.
 
         Raises:
             InferdError: MODEL_CORRUPT, MODEL_UNSUPPORTED or MODEL_LOAD_FAILED.

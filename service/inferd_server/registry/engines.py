@@ -6,7 +6,15 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from inferd_server.core.errors import InferdError, engine_failed, load_timeout, model_load_failed
-from inferd_server.core.model import Clock, LoadAbandoned, Loader, ModelEntry, Resident, ResidentStatistics
+from inferd_server.core.model import (
+    CheckedFiles,
+    Clock,
+    LoadAbandoned,
+    Loader,
+    ModelEntry,
+    Resident,
+    ResidentStatistics,
+)
 
 from .inputs import CheckFinished, Died, Input, LoadFailed, LoadFinished, UnloadFailed, UnloadFinished
 from .ledger import InstanceKey
@@ -103,17 +111,20 @@ class Engines:
 
     async def _check(self, entry: ModelEntry, number: int, timeout_seconds: float) -> None:
         error: InferdError | None = None
-        files_nbytes: int | None = None
+        checked: CheckedFiles | None = None
         try:
             async with asyncio.timeout(timeout_seconds):
-                files_nbytes = await self._loader.check(entry)
+                checked = await self._loader.check(entry)
         except InferdError as failure:
             error = failure
         except TimeoutError:
             error = load_timeout(entry.name, timeout_seconds)
         except Exception:  # noqa: BLE001 - the effect runner's wall: an unknown failure marks the model failed
             error = self._unknown_failure("check", entry.name)
-        self._tell(CheckFinished(entry.name, number, error, files_nbytes))
+        if checked is None:
+            self._tell(CheckFinished(entry.name, number, error))
+        else:
+            self._tell(CheckFinished(entry.name, number, None, checked.weights_nbytes or None, checked.entry))
 
     async def _load(self, entry: ModelEntry, key: InstanceKey, load: LoadUnderWay) -> None:
         outcome: LoadFinished | LoadFailed

@@ -59,12 +59,14 @@ class UnloadWanted:
 
 @dataclass(frozen=True, slots=True)
 class CheckFinished:
-    """The cheap check before a load ended, with `error` if it failed. `files_nbytes` None: they can't be measured."""
+    """The cheap check before a load ended, with `error` if it failed. `files_nbytes` None: they can't be measured;
+    `entry` None: nothing is known of them beyond that."""
 
     name: str
     check: int
     error: InferdError | None = None
     files_nbytes: int | None = None
+    entry: ModelEntry | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,22 @@ class Instance:
         return (self.name, self.generation)
 
 
+def with_files_of(entry: ModelEntry, other: ModelEntry) -> ModelEntry:
+    """`entry`, with everything in it that comes from a model's files taken from `other`."""
+    return replace(
+        entry,
+        engine=other.engine,
+        revision=other.revision,
+        architecture=other.architecture,
+        capabilities=other.capabilities,
+        context_length=other.context_length,
+        vocabulary_size=other.vocabulary_size,
+        quantization_bits=other.quantization_bits,
+        tool_call_parser=other.tool_call_parser,
+        reasoning_parser=other.reasoning_parser,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Why a model failed, and until when it is left alone."""
@@ -134,18 +150,7 @@ class Model:
         opened = self.current.entry
         if opened is self.entry or self.current.engine is EngineLife.ABSENT:
             return self.entry
-        return replace(
-            self.entry,
-            engine=opened.engine,
-            revision=opened.revision,
-            architecture=opened.architecture,
-            capabilities=opened.capabilities,
-            context_length=opened.context_length,
-            vocabulary_size=opened.vocabulary_size,
-            quantization_bits=opened.quantization_bits,
-            tool_call_parser=opened.tool_call_parser,
-            reasoning_parser=opened.reasoning_parser,
-        )
+        return with_files_of(self.entry, opened)
 
     @property
     def is_loading(self) -> bool:

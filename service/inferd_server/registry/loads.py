@@ -40,6 +40,7 @@ class Loads:
             return
         error = finished.error or self._measure(model, finished.files_nbytes or 0)
         if error is None:
+            self._residency.note_facts(model, finished.entry)
             self._residency.pass_check(model)
         elif model.state is ModelState.QUEUED:
             self._residency.fail(model.current, Event.CHECK_FAILED, error, now)

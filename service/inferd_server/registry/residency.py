@@ -21,7 +21,7 @@ from .effects import (
     StartLoad,
     StartUnload,
 )
-from .instances import Cause, Check, Claim, Counters, EngineLife, Failure, Instance, Model
+from .instances import Cause, Check, Claim, Counters, EngineLife, Failure, Instance, Model, with_files_of
 from .lease import LeaseRecord
 from .ledger import InstanceKey, Ledger
 from .policy import RegistryLimits, backoff_seconds
@@ -96,6 +96,11 @@ class Residency:
         model.files_nbytes = nbytes
         if not model.entry.is_estimate_stated:
             model.entry = replace(model.entry, estimated_bytes=nbytes)
+
+    def note_facts(self, model: Model, fresh: ModelEntry | None) -> None:
+        """What its files say now holds for the load that comes (they may be newer than the configuration)."""
+        if fresh is not None and fresh.engine == model.entry.engine:
+            model.entry = with_files_of(model.entry, fresh)
 
     def change_entry(self, model: Model, entry: ModelEntry, now: float) -> None:
         """A new configuration: what was prepared for a load that has not begun is done again, if it counts for that."""
