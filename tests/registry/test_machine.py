@@ -11,6 +11,7 @@ from inferd_server.core.generation import WaitState
 from inferd_server.core.model import ContentionPolicy, ModelState, Strategy, UnloadMode
 from inferd_server.registry import effects, inputs
 from inferd_server.registry.lease import LeaseRequest
+from inferd_server.registry.placement import Probe
 from inferd_server.registry.policy import RegistryLimits
 
 FAIL = ContentionPolicy(Strategy.FAIL)
@@ -881,3 +882,15 @@ def test_a_removed_model_ends_its_interrupted_requests_as_unloaded_and_names_onl
     assert reason(w, waits) is Reason.MODEL_UNLOADED
     assert reason(w, lost) is Reason.MODEL_NOT_FOUND
     assert w.refused[lost].facts["configured_models"] == "b,c,d,e"
+
+
+def test_a_probe_of_a_reload_counts_the_loaded_generation_s_room_only_where_both_do_not_fit() -> None:
+    w = World([entry("a", 6), entry("b", 3), entry("c", 3)], RegistryLimits(10 * MIB, WAIT, min_residency_seconds=0.0))
+    w.hold("a", WAIT)
+    w.hold("b", WAIT)
+    assert w.machine.probe("a", WAIT, w.now) == Probe(fits=True)
+    assert w.machine.probe("a", WAIT, w.now, reload=True) == Probe(fits=True)  # after a drain of its own
+    assert w.machine.probe("c", WAIT, w.now).blocking == ("a", "b")
+    w.release(next(iter(w.leases)))
+    w.run()
+    assert w.machine.probe("b", WAIT, w.now, reload=True) == Probe(fits=True, evicted=("a",))

@@ -69,10 +69,10 @@ class Machine:
         """When a Tick is due; infinite for never."""
         return min(self._deadlines.next_at(), self._plan_at)
 
-    def probe(self, name: str, policy: ContentionPolicy, now: float) -> Probe:
+    def probe(self, name: str, policy: ContentionPolicy, now: float, *, reload: bool = False) -> Probe:
         """What loading a model would take now; changes nothing."""
         preempts = policy.strategy is Strategy.PREEMPT
-        return self.placement.probe(self.residency.models[name], preempts=preempts, now=now)
+        return self.placement.probe(self.residency.models[name], preempts=preempts, reload=reload, now=now)
 
     def has_ended(self) -> bool:
         """Whether no engine holds memory any more, but those whose end can't be proved."""

@@ -297,18 +297,22 @@ class Placement:
                     continue
             self._refuse(ticket, self.no_room(self._residency.models[group.model], now), now)
 
-    def probe(self, model: Model, *, preempts: bool, now: float) -> Probe:
-        """Whether a load would fit now, and what would have to leave; changes nothing."""
-        if model.state in (ModelState.LOADED, ModelState.LOADING):
+    def probe(self, model: Model, *, preempts: bool, reload: bool, now: float) -> Probe:
+        """Whether a load would fit now, and what would have to leave; changes nothing. A `reload` that does not fit
+        beside the loaded generation takes that one's room, once its requests have ended."""
+        if model.state is ModelState.LOADING or (model.state is ModelState.LOADED and not reload):
             return Probe(fits=True)
         room = survey(self._residency, self._queue.groups.keys(), now)
         missing = model.need_nbytes - room.free - room.coming
-        candidates = list(room.idle)
+        candidates = [victim for victim in room.idle if victim.instance is not model.current]
         if preempts:
             busy = [victim for victim in [*room.busy, *room.draining] if victim.instance is not model.current]
             able = [victim for victim in busy if preemptible_at(victim.instance, model.name, now) <= now]
             candidates += sorted(able, key=cost)
         victims = smallest_set(missing, candidates)
+        if victims is None and model.state is ModelState.LOADED:
+            missing -= self._residency.nbytes(model.current)
+            victims = smallest_set(missing, candidates)
         if victims is not None and model.need_nbytes <= self._residency.ledger.limit_nbytes:
             return Probe(fits=True, evicted=tuple(victim.instance.name for victim in victims))
         lacking = missing - sum(victim.nbytes for victim in candidates)

@@ -163,7 +163,7 @@ class Registry:
         model = self._find(name)
         wanted_policy = policy or self._limits.policy
         if validate_only:
-            return self._validate(model, wanted_policy)
+            return self._validate(model, wanted_policy, reload=reload)
         number, answer = self._ask_for_answer()
         self._tell(inputs.LoadWanted(number, model.name, wanted_policy, pin, reload, detach))
         if detach and not answer.done():
@@ -177,8 +177,8 @@ class Registry:
         assert isinstance(done, effects.AnswerLoad)
         return LoadOutcome(self.model(model.name), self._observer.memory(), done.evicted, done.load_seconds)
 
-    def _validate(self, model: Model, policy: ContentionPolicy) -> LoadOutcome:
-        probe = self._machine.probe(model.name, policy, self._clock())
+    def _validate(self, model: Model, policy: ContentionPolicy, *, reload: bool) -> LoadOutcome:
+        probe = self._machine.probe(model.name, policy, self._clock(), reload=reload)
         return LoadOutcome(
             self._observer.model(model),
             self._observer.memory(),

@@ -146,6 +146,8 @@ class Generations:
         request_id = request.request_id or str(uuid.uuid4())
         if request_id in self._in_flight:
             raise request_id_in_use(request_id)
+        if sum(other.stage is Stage.PREPARING for other in self._in_flight.values()) >= self._options.max_queue:
+            raise queue_full("", self._options.max_queue)  # prompts being tokenized are bounded too
         generation = Generation(
             replace(request, request_id=request_id),
             entry,
