@@ -32,6 +32,9 @@ from .splitting import splitter_for
 INLINE_CHARACTERS = 2000
 """Prompts up to so many characters are tokenized on the loop (about a millisecond); longer ones in a thread."""
 
+MAX_PREPARING = 4096
+"""Prompts being tokenized at a time; apart from max_queue, since most of them will find a free row."""
+
 COUNTED_CONTEXTS = 4
 """How many contexts long a prompt may be for Tokenize to count it."""
 
@@ -146,8 +149,8 @@ class Generations:
         request_id = request.request_id or str(uuid.uuid4())
         if request_id in self._in_flight:
             raise request_id_in_use(request_id)
-        if sum(other.stage is Stage.PREPARING for other in self._in_flight.values()) >= self._options.max_queue:
-            raise queue_full("", self._options.max_queue)  # prompts being tokenized are bounded too
+        if sum(other.stage is Stage.PREPARING for other in self._in_flight.values()) >= MAX_PREPARING:
+            raise queue_full("", MAX_PREPARING)
         generation = Generation(
             replace(request, request_id=request_id),
             entry,

@@ -180,7 +180,7 @@ async def test_idle_models_are_unloaded_and_looking_does_not_keep_them(start_ser
                         ends.setdefault(name, time.monotonic() - begun)
                 await asyncio.sleep(0.02)
             assert set(ends) == {"a", "b"}
-            assert 0.4 <= ends["a"] < 6.0
+            assert ends["a"] < 6.0
             assert ends["b"] >= 1.9  # its second began when the answer had ended
             assert len((await busy.result()).ids) == 300
             states = await client.states()
