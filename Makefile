@@ -29,7 +29,7 @@ test: setup ## the tests, without those marked long
 	$(BIN)/python -m pytest -m "not long" --numprocesses=3 --dist=loadfile $(ARGS)
 
 test-long: setup ## the tests marked long
-	$(BIN)/python -m pytest -m long $(ARGS)
+	$(BIN)/python -m pytest -m long --numprocesses=2 --dist=loadfile $(ARGS)
 
 check: lint types imports contract drift test ## everything that CI wants, but the long tests
 
