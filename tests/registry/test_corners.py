@@ -193,3 +193,16 @@ def test_an_unload_whose_end_is_not_proved_is_answered_with_the_reason() -> None
     w.tell(inputs.UnloadFailed("a", 1, engine_failed("a")))
     assert reason(w, order) is Reason.ENGINE_FAILED
     assert w.machine.residency.ledger.used_nbytes == 6 * MIB
+
+
+def test_a_preemption_takes_no_idle_model_that_is_kept_for_the_head() -> None:
+    w = world(10, idle=4, busy=6, head=10, later=4)
+    hold_and_release(w, "idle")
+    w.hold("busy", WAIT, preemptible=False)
+    head = w.ask(LeaseRequest("head", WAIT))
+    w.run_checks()
+    later = w.ask(LeaseRequest("later", PREEMPT))
+    w.run_checks()
+    assert w.machine.residency.models["idle"].state is ModelState.LOADED
+    assert head not in w.leases
+    assert later not in w.leases
