@@ -150,7 +150,7 @@ def test_a_small_prompt_that_takes_too_long_does_make_pieces_smaller() -> None:
 
 
 def test_gaps_reach_the_target_after_rows_left_and_decode_got_faster() -> None:
-    device = Device(0.09, 0.01, 0.0004)
+    device = Device(0.09, 0.01, 0.0002)
     pacing = decoding(device, target=0.1)
     device.decode_seconds = 0.01
     gaps = [device.decode_beside_prefill(pacing) for _ in range(30)]

@@ -55,14 +55,14 @@ def test_running_rows_get_a_token_between_the_chunks_of_a_long_prompt(engine: En
         brought += [token.uid for token in result.tokens]
         prefilled.append(result.prefill_tokens)
     assert brought == [running] * 10
-    assert prefilled == [0, SMALLEST_PIECE] + [0, STEP_SIZE] * 9
+    assert prefilled == [0, min(SMALLEST_PIECE, STEP_SIZE)] + [0, STEP_SIZE] * 9
 
 
 def test_pieces_are_large_while_nothing_decodes_and_small_beside_running_rows(tiny_model: Path) -> None:
-    engine = open_engine(tiny_model, prefill_step_size=64, target_gap_seconds=1e-9)
-    engine.insert(request([7] * 129, 200))
-    assert [engine.step().prefill_tokens for _ in range(2)] == [64, 64]
-    engine.insert(request([7] * 129))
+    engine = open_engine(tiny_model, prefill_step_size=256, target_gap_seconds=1e-9)
+    engine.insert(request([7] * 513, 200))
+    assert [engine.step().prefill_tokens for _ in range(2)] == [256, 256]
+    engine.insert(request([7] * 513))
     assert [engine.step().prefill_tokens for _ in range(6)] == [0, SMALLEST_PIECE] * 3
     engine.close()
 
