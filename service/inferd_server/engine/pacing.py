@@ -8,8 +8,9 @@ the target: with few rows on a fast device, large; beside many rows, or deep in 
 from collections.abc import Callable
 
 SMALLEST_PIECE = 64
-"""Tokens. Smaller pieces hardly take less time: a model call costs about as much as a decode step. (With 16, SmolLM2 gave
-16 short prompts arriving together 58 tokens/s and their first token after 2.7 s; with 64, 86 tokens/s and 1.4 s.)"""
+"""Tokens. Smaller pieces hardly take less time: a model call costs about as much as a decode step. (With 16, SmolLM2
+gave 16 short prompts that came together 58 tokens/s and their first token after 2.7 s; with 64, 86 tokens/s and 1.4 s.)
+"""
 LEAST_TARGET_SECONDS = 0.1
 """Default target of a fast model: about what readers notice."""
 DECODE_STEPS_PER_GAP = 2.0
