@@ -8,6 +8,7 @@ from inferd_server.core.model import ContentionPolicy, ModelState, Strategy, Unl
 from inferd_server.registry import inputs
 from inferd_server.registry.lease import LeaseRequest
 from inferd_server.registry.policy import RegistryLimits
+from inferd_server.registry.unloading import MAX_ORDERS
 
 FAIL = ContentionPolicy(Strategy.FAIL)
 WAIT = ContentionPolicy(Strategy.WAIT)
@@ -206,3 +207,14 @@ def test_a_preemption_takes_no_idle_model_that_is_kept_for_the_head() -> None:
     assert w.machine.residency.models["idle"].state is ModelState.LOADED
     assert head not in w.leases
     assert later not in w.leases
+
+
+def test_orders_to_drain_are_bounded_and_a_forced_one_is_still_taken() -> None:
+    w = world(10, a=6)
+    held = w.hold("a", WAIT)
+    orders = [w.unload("a", UnloadMode.DRAIN) for _ in range(MAX_ORDERS)]
+    assert reason(w, w.unload("a", UnloadMode.DRAIN)) is Reason.QUEUE_FULL
+    forced = w.unload("a", UnloadMode.FORCE)
+    w.release(held)
+    w.run()
+    assert {*orders, forced} <= w.answered.keys()

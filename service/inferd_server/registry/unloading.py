@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from inferd_server.core.errors import InferdError, model_busy, model_pinned, model_unloaded
+from inferd_server.core.errors import InferdError, model_busy, model_pinned, model_unloaded, queue_full
 from inferd_server.core.model import ModelState, UnloadMode
 
 from .effects import AnswerUnload, Refuse
@@ -14,6 +14,9 @@ from .state import Event
 from .tickets import Ticket, TicketQueue
 
 _ON_THE_WAY_IN = (ModelState.QUEUED, ModelState.LOADING)
+
+MAX_ORDERS = 256
+"""Open orders of one mode for one model. An order outlives its caller, so callers that come and go would pile them up."""
 
 
 class Unloading:
@@ -36,6 +39,9 @@ class Unloading:
         model = self._residency.models[wanted.name]
         if wanted.mode is UnloadMode.IF_IDLE and (error := self._objection(model)):
             self._residency.effects.append(Refuse(wanted.order, error))
+            return False
+        if sum(order.mode is wanted.mode for order in model.orders) >= MAX_ORDERS:
+            self._residency.effects.append(Refuse(wanted.order, queue_full(model.name, MAX_ORDERS)))
             return False
         order = UnloadOrder(wanted.order, wanted.mode, _generations(model), last_ticket=wanted.order)
         model.orders.append(order)
