@@ -22,7 +22,7 @@ from inferd_server.config import (
     work_limit_nbytes,
 )
 from inferd_server.core.errors import InferdError, server_draining
-from inferd_server.core.model import CheckedFiles, EngineSettings, Loading, ModelEntry, Resident
+from inferd_server.core.model import CheckedFiles, EngineKind, EngineSettings, Loading, ModelEntry, Resident
 from inferd_server.core.observer import UNOBSERVED, Observer
 from inferd_server.engine import device
 from inferd_server.engine.checks import check_model_folder
@@ -49,11 +49,19 @@ JOIN_SECONDS = 30.0
 OpenEngine = Callable[[EngineSettings, Loading], Engine]
 
 
-def _open_engine(settings: EngineSettings, loading: Loading) -> Engine:
+def _open_language_engine(settings: EngineSettings, loading: Loading) -> Engine:
     # Imported here: mlx_lm takes a second or two, and the port should be open by then.
     from inferd_server.engine.language import open_language_engine  # noqa: PLC0415
 
     return open_language_engine(settings, loading)
+
+
+OPENERS: dict[EngineKind, OpenEngine] = {EngineKind.LANGUAGE: _open_language_engine}
+"""What opens a model of each kind."""
+
+
+def _open_engine(settings: EngineSettings, loading: Loading) -> Engine:
+    return OPENERS[settings.kind](settings, loading)
 
 
 class EngineLoader:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from .constraints import Constraint, Grammar
+from .media import Blob
 from .model import ContentionPolicy
 
 
@@ -55,13 +56,23 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn. `text_parts` are its text parts in order; other media come with the vision engine."""
+    """One turn. `parts` are text and media in their order."""
 
     role: Role
-    text_parts: tuple[str, ...]
+    parts: tuple[str | Blob, ...]
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""
+
+    @property
+    def text_parts(self) -> tuple[str, ...]:
+        """The text among its parts, in order."""
+        return tuple(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def blobs(self) -> tuple[Blob, ...]:
+        """The media among its parts, in order."""
+        return tuple(part for part in self.parts if isinstance(part, Blob))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +89,11 @@ class ChatPrompt:
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
     template_variables: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def blobs(self) -> tuple[Blob, ...]:
+        """Its media, in the order in which they are shown."""
+        return tuple(blob for message in self.messages for blob in message.blobs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,14 @@ class Capability(StrEnum):
     TOOLS = "tools"
 
 
+class EngineKind(StrEnum):
+    """Which engine opens a model (app.py has the table)."""
+
+    LANGUAGE = "language"
+    VISION = "vision"
+    EMBEDDING = "embedding"
+
+
 class Strategy(StrEnum):
     """Contention strategies: what to do when idle models are not enough (docs/semantics.md §4)."""
 
@@ -76,6 +84,7 @@ class EngineSettings:
     """How a model is opened and driven; everything the engine and the scheduler need, nothing of the registry's.
 
     Attributes:
+        kind: which engine opens it.
         adapter_path: folder of a LoRA adapter, in mlx_lm's form, laid over the weights.
         draft_path: folder of a model that drafts tokens for it (speculative decoding).
         kv_bits: of each key and value in the cache; 0: as the model computes them.
@@ -86,6 +95,7 @@ class EngineSettings:
 
     name: str
     path: Path
+    kind: EngineKind = EngineKind.LANGUAGE
     adapter_path: Path | None = None
     draft_path: Path | None = None
     continuous_batching: bool = True

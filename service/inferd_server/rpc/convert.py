@@ -83,7 +83,7 @@ def to_message(message: generation_pb2.ChatMessage) -> Message:
     """A checked message whose parts are all text."""
     return Message(
         role=ROLES[message.role],
-        text_parts=tuple(part.text for part in message.parts),
+        parts=tuple(part.text for part in message.parts),
         tool_calls=tuple(ToolCall(call.id, call.name, call.arguments_json) for call in message.tool_calls),
         tool_call_id=message.tool_call_id,
         name=message.name,
