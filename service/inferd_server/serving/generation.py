@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
 from inferd_server.core.constraints import Grammar
@@ -30,6 +29,7 @@ from inferd_server.scheduler.stream import Stream
 
 from .acquiring import Acquiring
 from .assembly import Assembly
+from .in_flight import Stage
 from .limits import LengthLimit
 from .stopwatch import Stopwatch
 
@@ -45,15 +45,6 @@ class PreparedPrompt:
     end_ids: frozenset[int]
     assembly: Assembly
     grammar: Grammar | None = None
-
-
-class Stage(Enum):
-    """Where a request stands, for the bound of the queue and for the drain."""
-
-    PREPARING = 1
-    WAITING = 2
-    RUNNING = 3
-    INTERRUPTED = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""All requests in flight: their ids, the bound on how many wait, cancel, drain."""
+"""All generation requests: what they need before an engine, and their streams."""
 
 import asyncio
 import secrets
@@ -8,14 +8,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from inferd_server.core.errors import (
-    InferdError,
-    cancelled_by_request,
-    queue_full,
-    request_id_in_use,
-    server_draining,
-    server_shutdown,
-)
 from inferd_server.core.generation import ChatPrompt, Event, GenerationRequest, Prompt, RawPrompt, TokenPrompt
 from inferd_server.core.model import Clock, ModelEntry
 from inferd_server.core.observer import UNOBSERVED, Observer
@@ -25,15 +17,13 @@ from inferd_server.text.texts import Texts
 from inferd_server.text.tokenizer import Tokenizer
 
 from .assembly import Assembly
-from .generation import Generation, GenerationOptions, PreparedPrompt, Stage
+from .generation import Generation, GenerationOptions, PreparedPrompt
+from .in_flight import InFlight
 from .limits import check_prompt_ids, check_request, length_limit, resolve_sampling
 from .splitting import splitter_for
 
 INLINE_CHARACTERS = 2000
 """Prompts up to so many characters are tokenized on the loop (about a millisecond); longer ones in a thread."""
-
-MAX_PREPARING = 4096
-"""Prompts being tokenized at a time; apart from max_queue, since most of them will find a free row."""
 
 COUNTED_CONTEXTS = 4
 """How many contexts long a prompt may be for Tokenize to count it."""
@@ -48,7 +38,11 @@ class ServingOptions:
 
 
 class Generations:
-    """The table of requests in flight. Lives on the event loop."""
+    """Lives on the event loop.
+
+    Args:
+        in_flight: the table shared with requests of other kinds; None: one of its own.
+    """
 
     def __init__(
         self,
@@ -56,6 +50,7 @@ class Generations:
         texts: Texts,
         options: ServingOptions,
         *,
+        in_flight: InFlight | None = None,
         clock: Clock = time.monotonic,
         observer: Observer = UNOBSERVED,
     ) -> None:
@@ -65,9 +60,7 @@ class Generations:
         self._options = options
         self._clock = clock
         self._observer = observer
-        self._in_flight: dict[str, Generation] = {}
-        self._changed = asyncio.Event()
-        self._refusal: InferdError | None = None
+        self._in_flight = in_flight or InFlight(options.max_queue)
 
     async def stream(self, request: GenerationRequest, *, deadline: float | None = None) -> AsyncGenerator[Event, None]:
         """Run a request: Waiting* Started Delta* Finished. Closing the generator cancels it.
@@ -79,24 +72,16 @@ class Generations:
         Raises:
             InferdError: every other outcome.
         """
-        if self._refusal is not None:
-            raise self._refusal
+        self._in_flight.check_open()
         generation = self._enter(request, self._registry.resolve(request.model), deadline)
-        try:
+        with self._in_flight.holding(generation.request.request_id, generation):
             async with aclosing(generation.events()) as events:
                 async for event in events:
                     yield event
-        finally:
-            del self._in_flight[generation.request.request_id]
-            self._changed.set()
 
     def cancel(self, request_id: str) -> bool:
         """End the request of this id with CANCELLED_BY_REQUEST; whether there was one."""
-        generation = self._in_flight.get(request_id)
-        if generation is None:
-            return False
-        generation.end(cancelled_by_request(request_id))
-        return True
+        return self._in_flight.cancel(request_id)
 
     async def tokenize(self, model: str, prompt: Prompt) -> tuple[list[int], int]:
         """The prompt's ids and the model's context length in tokens; loads no weights.
@@ -114,44 +99,14 @@ class Generations:
         """How many requests are in flight, waiting ones included."""
         return len(self._in_flight)
 
-    def refuse(self) -> None:
-        """From now on nothing new starts and what has not started ends, both with SERVER_DRAINING; what runs, or was
-        interrupted while running, goes on."""
-        self._refusal = server_draining()
-        for generation in list(self._in_flight.values()):
-            if generation.stage in {Stage.PREPARING, Stage.WAITING}:
-                generation.end(server_draining())
-
     async def drain(self, timeout_seconds: float) -> int:
-        """`refuse`, then wait until nothing is in flight; what is left after the timeout ends with SERVER_SHUTDOWN.
-        Returns how many were cut."""
-        self.refuse()
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                await self._empty()
-        except TimeoutError:
-            return self.cut()
-        return 0
-
-    def cut(self) -> int:
-        """End everything in flight with SERVER_SHUTDOWN; returns how many there were."""
-        left = list(self._in_flight.values())
-        for generation in left:
-            generation.end(server_shutdown())
-        return len(left)
-
-    async def _empty(self) -> None:
-        while self._in_flight:
-            self._changed.clear()
-            await self._changed.wait()
+        """End all of them in order, those of other kinds too (`InFlight.drain`); returns how many were cut."""
+        return await self._in_flight.drain(timeout_seconds)
 
     def _enter(self, request: GenerationRequest, entry: ModelEntry, deadline: float | None) -> Generation:
         request_id = request.request_id or str(uuid.uuid4())
-        if request_id in self._in_flight:
-            raise request_id_in_use(request_id)
-        if sum(other.stage is Stage.PREPARING for other in self._in_flight.values()) >= MAX_PREPARING:
-            raise queue_full("", MAX_PREPARING)
-        generation = Generation(
+        self._in_flight.check_new(request_id)
+        return Generation(
             replace(request, request_id=request_id),
             entry,
             self._registry,
@@ -159,11 +114,9 @@ class Generations:
             self._clock,
             deadline,
             self._prepare,
-            self._check_queue,
+            self._in_flight.check_queue,
             self._observer.generation(entry.name),
         )
-        self._in_flight[request_id] = generation
-        return generation
 
     async def _prepare(self, request: GenerationRequest, entry: ModelEntry) -> PreparedPrompt:
         check_request(request, entry)
@@ -185,16 +138,6 @@ class Generations:
             assembly=Assembly(detokenizer, request.stop.sequences, stop_ids, request.output, limit.reason, splitter),
             grammar=grammar,
         )
-
-    def _check_queue(self, generation: Generation) -> None:
-        """Refuse one more waiting request than the bounds allow. Asked only when a request has to wait: one that finds
-        its model LOADED and a free row is never refused, whoever waits for other models."""
-        waiting = [other for other in self._in_flight.values() if other.stage is Stage.WAITING]
-        entry = generation.entry
-        if sum(other.entry.name == entry.name for other in waiting) >= entry.max_queue:
-            raise queue_full(entry.name, entry.max_queue)
-        if len(waiting) >= self._options.max_queue:
-            raise queue_full("", self._options.max_queue)
 
 
 async def _encode(tokenizer: Tokenizer, prompt: Prompt, context_length: int) -> tuple[str, list[int]]:
