@@ -45,7 +45,7 @@ def _parameter(setting: Setting) -> inspect.Parameter:
         setting.flag,
         metavar={bool: "true|false", int: "NUMBER", float: "NUMBER"}.get(setting.kind, "TEXT"),
         help=f"{setting.meaning} [{setting.variable}; default: {setting.default}]",
-        rich_help_panel="Settings of the file's server, logging and metrics sections",
+        rich_help_panel="Settings of the file's server, logging, metrics and tracing sections",
     )
     annotation = Annotated[str | None, option]
     return inspect.Parameter(

@@ -95,6 +95,10 @@ def test_every_setting_is_a_flag_of_serve(run: Run, served: list[Config], file: 
         "logging.format": "json",
         "logging.level": "debug",
         "metrics.listen": "127.0.0.1:8",
+        "tracing.endpoint": "127.0.0.1:4317",
+        "tracing.sample_ratio": "0.5",
+        "tracing.insecure": "true",
+        "tracing.record_prompts": "true",
     }
     words = [word for setting in SETTINGS for word in (setting.flag, other.get(setting.path, "7"))]
     assert run("serve", "--config", file, *words).exit_code == 3

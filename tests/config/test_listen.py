@@ -2,7 +2,7 @@
 
 import pytest
 
-from inferd_server.config.listen import listen_problem, metrics_listen_problem
+from inferd_server.config.listen import endpoint_problem, listen_problem, metrics_listen_problem
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,12 @@ def test_metrics_are_served_at_a_port_of_this_machine_unless_told_otherwise() ->
     assert metrics_listen_problem("0.0.0.0:9464", insecure=True) == ""
     for address in ("", "9464", "unix:/run/metrics", "127.0.0.1:70000", "http://127.0.0.1:1"):
         assert metrics_listen_problem(address, insecure=True).startswith("must be HOST:PORT (")
+
+
+def test_a_collector_is_a_host_and_port_or_a_url() -> None:
+    for endpoint in ("localhost:4317", "[::1]:4317", "http://10.0.0.1:4317", "https://collector.internal:4317/"):
+        assert endpoint_problem(endpoint, insecure=False) == ""
+    for endpoint in ("localhost", "grpc://localhost:4317", "http://localhost", "http://h:1/v1/traces", "h:99999", ""):
+        assert endpoint_problem(endpoint, insecure=False).startswith("must be HOST:PORT (")
+    assert endpoint_problem("http://h:1", insecure=True) == ""
+    assert "asks for TLS" in endpoint_problem("https://h:1", insecure=True)

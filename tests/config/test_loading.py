@@ -505,6 +505,14 @@ def test_where_metrics_are_served_is_fixed_while_the_server_runs(write: Callable
         reload_config(config, {})
 
 
+def test_traces_are_off_unless_told_where(write: Callable[..., Path], problems_of: Problems, valid: Valid) -> None:
+    off = valid().tracing
+    assert (off.endpoint, off.sample_ratio, off.insecure, off.record_prompts) == (None, 1.0, False, False)
+    assert valid(flags={"tracing.endpoint": "localhost:4317"}).tracing.endpoint == "localhost:4317"
+    problems = problems_of(tracing={"endpoint": "nowhere", "sample_ratio": 2, "headers": {"a": "b"}})
+    assert set(problems) == {"tracing.endpoint", "tracing.sample_ratio", "tracing.headers"}
+
+
 def test_two_hundred_models_are_read_quickly(valid: Valid, tiny_model: Path) -> None:
     config = valid(models=[{"name": f"m{i}", "path": str(tiny_model)} for i in range(200)])
     assert len(config.entries) == 200

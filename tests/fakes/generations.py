@@ -15,6 +15,7 @@ from inferd_server.core.generation import (
     Timing,
     Usage,
 )
+from inferd_server.core.observer import UNOBSERVED, GenerationObserver
 
 Script = Callable[[GenerationRequest], AsyncIterator[Event]]
 
@@ -93,7 +94,9 @@ class FakeGenerations:
         self.known_ids: set[str] = set()
         self.tokenized: list[tuple[str, Prompt]] = []
 
-    async def stream(self, request: GenerationRequest, *, deadline: float | None = None) -> AsyncGenerator[Event, None]:
+    async def stream(
+        self, request: GenerationRequest, *, deadline: float | None = None, observer: GenerationObserver = UNOBSERVED
+    ) -> AsyncGenerator[Event, None]:
         self.requests.append(request)
         self.deadlines.append(deadline)
         self.open += 1

@@ -9,6 +9,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from fakes.registry import FakeRegistry, entry
+from inferd_server.core.generation import Timing, Usage
 from inferd_server.core.model import ModelState
 from inferd_server.registry.instances import Counters
 from inferd_server.registry.registry import MemorySnapshot, RegistrySnapshot, RegistryStatistics
@@ -68,7 +69,7 @@ async def test_one_request_from_its_row_to_its_end(watched: Metrics) -> None:
     request.interrupted()
     request.resumed()
     request.output(0.5, 4)
-    request.ended(100, 60)
+    request.ended(Usage(100, 60), Timing())
     seen = await figures(watched)
     assert seen("inferd_request_queue_seconds_sum", model="tiny") == 1.5
     assert seen("inferd_request_load_seconds_sum", model="tiny") == 2.5
@@ -85,7 +86,7 @@ async def test_one_request_from_its_row_to_its_end(watched: Metrics) -> None:
 async def test_a_request_that_found_its_model_loaded_and_made_no_token(watched: Metrics) -> None:
     request = watched.generation("tiny")
     request.admitted(0.0, 0.0)
-    request.ended(7, 0)
+    request.ended(Usage(7, 0), Timing())
     seen = await figures(watched)
     assert seen("inferd_request_queue_seconds_count", model="tiny") == 1
     assert seen("inferd_request_load_seconds_count", model="tiny") == 0
@@ -117,7 +118,7 @@ async def test_a_model_that_leaves_the_registry_takes_its_series_along(
     registry.set("tiny", removed=True)
     del registry.models["tiny"]
     late.output(1.0, 1)
-    late.ended(3, 0)
+    late.ended(Usage(3, 0), Timing())
     watched.call_ended(GENERATE, "tiny", "OK", "", 0.1)
     seen = await figures(watched)
     assert {model for name, own in seen.values for label, model in own if label == "model"} == {"big", LONG_NAME, ""}

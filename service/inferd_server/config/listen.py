@@ -39,6 +39,16 @@ def metrics_listen_problem(address: str, *, insecure: bool) -> str:
     )
 
 
+def endpoint_problem(endpoint: str, *, insecure: bool) -> str:
+    """What is wrong with the address of a collector; "" if nothing is."""
+    scheme, has_scheme, rest = endpoint.rpartition("://")
+    if (has_scheme and scheme not in ("http", "https")) or _host(rest.removesuffix("/")) is None:
+        return f"must be {HOST_AND_PORT}, or http:// or https:// before it; got {endpoint!r}"
+    if scheme == "https" and insecure:
+        return f"{endpoint} asks for TLS, and tracing.insecure for none"
+    return ""
+
+
 def _host(address: str) -> str | None:
     """The host of HOST:PORT; None if it is no such address."""
     match = _HOST_AND_PORT.fullmatch(address)

@@ -15,7 +15,7 @@ from inferd_server.registry.catalog import ModelFacts, read_facts
 from . import rules
 from .document import Document, read_document
 from .entry import Folders, contention_policy, entry_of, local_folder, named_folder, nbytes_of
-from .listen import listen_problem, metrics_listen_problem
+from .listen import endpoint_problem, listen_problem, metrics_listen_problem
 from .problems import ConfigError, Location, Problem, dotted, problems_of, unknown_key
 from .schema import (
     LATER_SECTIONS,
@@ -27,6 +27,7 @@ from .schema import (
     ModelSection,
     Section,
     ServerSection,
+    TracingSection,
 )
 from .settings import overlays
 
@@ -71,6 +72,7 @@ class Config:
     manager: ManagerSection
     logging: LoggingSection
     metrics: MetricsSection
+    tracing: TracingSection
     models: tuple[ModelSection, ...]
     entries: tuple[ModelEntry, ...]
     damage: Mapping[str, tuple[str, ...]]
@@ -149,7 +151,7 @@ def reload_config(config: Config, environ: Mapping[str, str] | None = None) -> C
     fresh = load(config.sources, environ)
     problems = [
         Problem(f"{section}.{key}", "is fixed while the server runs; restart it to change this")
-        for section in ("server", "manager", "logging", "metrics")
+        for section in ("server", "manager", "logging", "metrics", "tracing")
         for key, value in getattr(fresh, section)
         if value != getattr(getattr(config, section), key)
     ]
@@ -192,8 +194,10 @@ class _Reading:
         manager = self._section(ManagerSection, document.get("manager"), ("manager",))
         logging = self._section(LoggingSection, document.get("logging"), ("logging",))
         metrics = self._section(MetricsSection, document.get("metrics"), ("metrics",))
+        tracing = self._section(TracingSection, document.get("tracing"), ("tracing",))
         models = self._models(document.get("models"))
         self._check_listen(server, metrics)
+        self._check_endpoint(tracing)
         self.problems += rules.policy_problems(manager)
         described = [
             (i, entry_of(model, server, manager, folders, facts), facts)
@@ -207,7 +211,7 @@ class _Reading:
             raise ConfigError([self._attributed(problem) for problem in self.problems])
         damage = {entry.name: facts.damage for _, entry, facts in described if facts.damage}
         sections = tuple(model for _, model in models)
-        return Config(server, manager, logging, metrics, sections, entries, damage, self.sources)
+        return Config(server, manager, logging, metrics, tracing, sections, entries, damage, self.sources)
 
     def _check_sections(self, document: Document) -> None:
         for key, value in document.items():
@@ -269,6 +273,11 @@ class _Reading:
         message = "" if metrics.listen is None else metrics_listen_problem(metrics.listen, insecure=insecure)
         if message:
             self.problems.append(Problem("metrics.listen", message))
+
+    def _check_endpoint(self, tracing: TracingSection) -> None:
+        message = "" if tracing.endpoint is None else endpoint_problem(tracing.endpoint, insecure=tracing.insecure)
+        if message:
+            self.problems.append(Problem("tracing.endpoint", message))
 
     def _sized(
         self, models: list[tuple[Document | None, ModelSection]]

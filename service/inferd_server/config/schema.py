@@ -224,11 +224,19 @@ class MetricsSection(Section):
     listen: Text | None = _key(None, "HOST:PORT (port 0: any free one) that answers GET /metrics; null: none")
 
 
+class TracingSection(Section):
+    """Traces for an OpenTelemetry collector. Headers, certificates and resource come from its own OTEL_… variables."""
+
+    endpoint: Text | None = _key(None, "HOST:PORT or URL of a collector that takes OTLP over gRPC; null: no traces")
+    sample_ratio: Share = _key(1.0, "share of requests traced, where the caller has not decided")
+    insecure: bool = _key(False, "reach the collector without TLS (an http: URL says so itself)")
+    record_prompts: bool = _key(False, "put the texts of prompts into traces")
+
+
 LATER_SECTIONS = {
     "auth": "this version knows no keys",
     "tls": "this version serves without TLS",
     "limits": "this version has no rate limits",
-    "tracing": "this version exports no traces",
 }
 SECTIONS: dict[str, type[Section]] = {
     "server": ServerSection,
@@ -236,5 +244,6 @@ SECTIONS: dict[str, type[Section]] = {
     "models": ModelSection,
     "logging": LoggingSection,
     "metrics": MetricsSection,
+    "tracing": TracingSection,
 }
 MAX_MODELS = 4096

@@ -1,11 +1,11 @@
-"""Settings that can also be given outside the file: each key of `server`, `logging`, `metrics` as flag and variable."""
+"""Settings that can also be given outside the file: each key of `server`, `logging`, `metrics` and `tracing`."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args, get_origin
 
 from .problems import hints, nested_section
-from .schema import LoggingSection, MetricsSection, Section, ServerSection
+from .schema import LoggingSection, MetricsSection, Section, ServerSection, TracingSection
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,7 @@ SETTINGS: tuple[Setting, ...] = (
     *_settings(ServerSection, ("server",), ""),
     *_settings(LoggingSection, ("logging",), "log_"),
     *_settings(MetricsSection, ("metrics",), "metrics_"),
+    *_settings(TracingSection, ("tracing",), "tracing_"),
 )
 
 

@@ -5,7 +5,16 @@ from enum import StrEnum
 from typing import Any
 
 from .problems import allowed_text, hints, nested_section
-from .schema import Later, LoggingSection, ManagerSection, MetricsSection, ModelSection, Section, ServerSection
+from .schema import (
+    Later,
+    LoggingSection,
+    ManagerSection,
+    MetricsSection,
+    ModelSection,
+    Section,
+    ServerSection,
+    TracingSection,
+)
 from .settings import SETTINGS
 
 _PLACEHOLDERS: dict[str, object] = {"memory_budget_gb": 16, "name": "example", "path": "/models/example"}
@@ -16,7 +25,7 @@ def default_file() -> str:
     """The text of the file: valid YAML; valid configuration once `path` names a model's folder."""
     lines = [
         "# inferd's configuration: every key at its default.",
-        "# Keys of server, logging and metrics also have a flag (--drain-timeout-s, --metrics-listen) and a",
+        "# Keys of server, logging, metrics and tracing also have a flag (--drain-timeout-s, --metrics-listen) and a",
         "# variable (INFERD_DRAIN_TIMEOUT_S, ...), those of server.defaults as --default-... and INFERD_DEFAULT_...;",
         "# flag > variable > file > default.",
         "# `inferd check FILE` says whether a file is valid and what fits in memory.",
@@ -35,6 +44,9 @@ def default_file() -> str:
         "",
         "metrics:",
         *_keys(MetricsSection, 1),
+        "",
+        "tracing:",
+        *_keys(TracingSection, 1),
     ]
     return "\n".join(lines) + "\n"
 
@@ -44,7 +56,8 @@ def reference() -> str:
     flags = {setting.path: f"`{setting.flag}` `{setting.variable}`" for setting in SETTINGS}
     rows = ["| key | default | allowed | meaning | outside the file |", "| --- | --- | --- | --- | --- |"]
     sections = (("server", ServerSection), ("manager", ManagerSection), ("models[]", ModelSection))
-    for prefix, section in (*sections, ("logging", LoggingSection), ("metrics", MetricsSection)):
+    watching = (("logging", LoggingSection), ("metrics", MetricsSection), ("tracing", TracingSection))
+    for prefix, section in (*sections, *watching):
         rows += [_row(*row, flags) for row in _walk(section, prefix)]
     return "\n".join(rows) + "\n"
 

@@ -16,7 +16,7 @@ from .tickets import Ticket, TicketQueue
 _ON_THE_WAY_IN = (ModelState.QUEUED, ModelState.LOADING)
 
 MAX_ORDERS = 256
-"""Open orders of one mode for one model. An order outlives its caller, so callers that come and go would pile them up."""
+"""Open orders of one mode for one model. An order outlives its caller: callers that come and go would pile them up."""
 
 
 class Unloading:

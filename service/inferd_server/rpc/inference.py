@@ -13,6 +13,7 @@ from inferd.v1 import inference_service_pb2_grpc
 from inferd_server.core.errors import capability_missing, prompt_too_long
 from inferd_server.core.generation import Delta, Event, Finished, GenerationRequest, Prompt, Started
 from inferd_server.core.model import Clock, ModelEntry
+from inferd_server.core.observer import both
 from inferd_server.serving.lifecycle import Phase
 
 from . import convert, validate
@@ -121,9 +122,14 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         call = current_call()
         remaining: float | None = context.time_remaining()
         deadline = None if remaining is None else self._clock() + remaining
-        async with aclosing(self._generations.stream(generation, deadline=deadline)) as events:
+        call.trace.asked(generation)
+        observer = both(call.account, call.trace)
+        async with aclosing(self._generations.stream(generation, deadline=deadline, observer=observer)) as events:
             async for event in events:
-                if isinstance(event, Started):
+                if isinstance(event, Finished):
+                    call.account.finished(event)
+                elif isinstance(event, Started):
+                    call.account.started(event)
                     call.request_id = event.request_id
                     call.facts.update(request_id=event.request_id, completion_tokens=0)
                 yield event

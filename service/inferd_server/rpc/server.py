@@ -9,7 +9,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from inferd.v1 import inference_service_pb2, inference_service_pb2_grpc, model_service_pb2, model_service_pb2_grpc
 from inferd_server.core.errors import reader_stalled, server_shutdown
 from inferd_server.core.model import Clock
-from inferd_server.core.observer import UNOBSERVED, Observer
+from inferd_server.core.observer import UNOBSERVED, Observer, Tracer
 
 from .health import Health, HealthServicer
 from .inference import InferenceServicer
@@ -18,6 +18,7 @@ from .interceptors.around import Around
 from .interceptors.edge import edge
 from .interceptors.gate import gate
 from .interceptors.observing import observing
+from .interceptors.tracing import tracing
 from .listening import ListenSettings, bind
 from .models import ModelServicer
 from .reflection import add_reflection
@@ -60,11 +61,15 @@ class Server:
         *,
         clock: Clock = time.monotonic,
         observer: Observer = UNOBSERVED,
+        tracer: Tracer | None = None,
     ) -> None:
         self._listen = listen
-        # From the outside in: log and metrics see every outcome, the edge answers what the gate and the handlers raise.
+        # From the outside in: log, metrics and traces see every outcome; the edge answers what the gate and the
+        # handlers raise.
         watched = [] if observer is UNOBSERVED else [observing(observer, clock)]
-        self._around = Around([access_log(clock), *watched, edge, gate(services.lifecycle)], clock=clock)
+        traced = [] if tracer is None else [tracing(tracer)]
+        layers = [access_log(clock), *watched, *traced, edge, gate(services.lifecycle)]
+        self._around = Around(layers, clock=clock)
         self._server = grpc.aio.server(interceptors=[self._around], options=server_options(listen.max_message_nbytes))
         health = Health(services.lifecycle, services.registry)
         health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(health), self._server)

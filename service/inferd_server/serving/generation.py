@@ -131,7 +131,7 @@ class Generation:
             if self._timeout is not None:
                 self._timeout.cancel()
             if self._has_started and self.prepared is not None:
-                self._observer.ended(len(self.prepared.ids), self.prepared.assembly.cached_prompt_tokens)
+                self._observer.ended(_usage(self.prepared), self._stopwatch.timing())
 
     async def _attempts(self) -> AsyncGenerator[Event, None]:
         """One attempt for each time that the model is (again) resident, until the output has ended."""
@@ -204,6 +204,7 @@ class Generation:
         lease = self._lease
         assert lease is not None, "the wait ended without a lease and without an error"
         self._stopwatch.loaded(lease.loading_seconds)
+        self._observer.loaded(lease.loading_seconds)
         return lease
 
     def _note_waiting(self) -> None:
@@ -321,11 +322,7 @@ class Generation:
         return Finished(
             finish_reason=assembly.finish_reason,
             matched_stop=assembly.matched_stop,
-            usage=Usage(
-                prompt_tokens=len(prepared.ids),
-                cached_prompt_tokens=assembly.cached_prompt_tokens,
-                completion_tokens=len(assembly.emitted_ids),
-            ),
+            usage=_usage(prepared),
             timing=self._stopwatch.timing(),
             preemptions=self._preemptions,
         )
@@ -348,6 +345,11 @@ class Generation:
 def _is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+def _usage(prepared: PreparedPrompt) -> Usage:
+    assembly = prepared.assembly
+    return Usage(len(prepared.ids), assembly.cached_prompt_tokens, len(assembly.emitted_ids))
 
 
 def _files(entry: ModelEntry) -> tuple[Path, Path | None, str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from inferd_server.core.generation import ChatPrompt, Event, GenerationRequest, Prompt, RawPrompt, TokenPrompt
 from inferd_server.core.model import Clock, ModelEntry
-from inferd_server.core.observer import UNOBSERVED, Observer
+from inferd_server.core.observer import UNOBSERVED, GenerationObserver, Observer, both
 from inferd_server.registry.registry import Registry
 from inferd_server.text.constraints import Constraints
 from inferd_server.text.texts import Texts
@@ -62,18 +62,21 @@ class Generations:
         self._observer = observer
         self._in_flight = in_flight or InFlight(options.max_queue)
 
-    async def stream(self, request: GenerationRequest, *, deadline: float | None = None) -> AsyncGenerator[Event, None]:
+    async def stream(
+        self, request: GenerationRequest, *, deadline: float | None = None, observer: GenerationObserver = UNOBSERVED
+    ) -> AsyncGenerator[Event, None]:
         """Run a request: Waiting* Started Delta* Finished. Closing the generator cancels it.
 
         Args:
             request: an empty request_id is replaced by a fresh one.
             deadline: when the caller's own deadline ends, on the clock given at construction.
+            observer: told beside the one given at construction.
 
         Raises:
             InferdError: every other outcome.
         """
         self._in_flight.check_open()
-        generation = self._enter(request, self._registry.resolve(request.model), deadline)
+        generation = self._enter(request, self._registry.resolve(request.model), deadline, observer)
         with self._in_flight.holding(generation.request.request_id, generation):
             async with aclosing(generation.events()) as events:
                 async for event in events:
@@ -103,7 +106,9 @@ class Generations:
         """End all of them in order, those of other kinds too (`InFlight.drain`); returns how many were cut."""
         return await self._in_flight.drain(timeout_seconds)
 
-    def _enter(self, request: GenerationRequest, entry: ModelEntry, deadline: float | None) -> Generation:
+    def _enter(
+        self, request: GenerationRequest, entry: ModelEntry, deadline: float | None, observer: GenerationObserver
+    ) -> Generation:
         request_id = request.request_id or str(uuid.uuid4())
         self._in_flight.check_new(request_id)
         return Generation(
@@ -115,7 +120,7 @@ class Generations:
             deadline,
             self._prepare,
             self._in_flight.check_queue,
-            self._observer.generation(entry.name),
+            both(self._observer.generation(entry.name), observer),
         )
 
     async def _prepare(self, request: GenerationRequest, entry: ModelEntry) -> PreparedPrompt:

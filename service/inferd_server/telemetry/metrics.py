@@ -8,6 +8,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric as Family
 
 from inferd_server.core.errors import InferdError
+from inferd_server.core.generation import Timing, Usage
 from inferd_server.core.model import ModelState
 from inferd_server.registry.registry import ModelSnapshot, Registry
 
@@ -111,6 +112,9 @@ class GenerationMetrics:
         self._first_tokens = 0  # how many came with the first
         self._seconds = 0.0  # from the first arrival of tokens to the last
 
+    def loaded(self, load_seconds: float) -> None:
+        """See GenerationObserver."""
+
     def admitted(self, queue_seconds: float, load_seconds: float) -> None:
         """See GenerationObserver."""
         self._series.queue.observe(queue_seconds)
@@ -136,10 +140,10 @@ class GenerationMetrics:
         """See GenerationObserver."""
         self._series.resumes.inc()
 
-    def ended(self, prompt_tokens: int, cached_prompt_tokens: int) -> None:
+    def ended(self, usage: Usage, timing: Timing) -> None:
         """See GenerationObserver."""
-        self._series.prompt_tokens.inc(prompt_tokens)
-        self._series.cached_prompt_tokens.inc(cached_prompt_tokens)
+        self._series.prompt_tokens.inc(usage.prompt_tokens)
+        self._series.cached_prompt_tokens.inc(usage.cached_prompt_tokens)
         later = self._tokens - self._first_tokens
         if later:
             self._series.per_token.observe(self._seconds / later)

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from inferd_server.core.model import Clock
 
+from .account import Account
 from .call import Call
 
 logger = logging.getLogger("inferd.access")
@@ -32,11 +33,33 @@ def access_log(clock: Clock = time.monotonic) -> Callable[[Call], AbstractAsyncC
 
 
 def _parts(call: Call, seconds: float) -> dict[str, object]:
-    return {
+    parts: dict[str, object] = {
         "method": call.method,
         "code": call.code.name,
         "reason": call.reason,
         "seconds": round(seconds, 6),
         "request_id": call.request_id,
-        "model": call.model,
+        "model": call.account.model or call.model,
+        "peer": call.peer,
+    }
+    if call.trace.trace_id:
+        parts["trace_id"] = call.trace.trace_id
+    return {**parts, **_generation_parts(call.account)}
+
+
+def _generation_parts(account: Account) -> dict[str, object]:
+    """Of a generation request that had a row."""
+    usage, timing = account.usage, account.timing
+    if timing is None:
+        return {}
+    first = account.first_token_seconds
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_prompt_tokens": usage.cached_prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "finish_reason": account.finish_reason,
+        "preemptions": account.preemptions,
+        "queue_seconds": round(timing.queue, 6),
+        "load_seconds": round(timing.load, 6),
+        "first_token_seconds": None if first is None else round(first, 6),
     }

@@ -3,10 +3,14 @@
 import asyncio
 from contextvars import ContextVar
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 
-from inferd_server.core.errors import InferdError
+from inferd_server.core.errors import InferdError, echo
+from inferd_server.core.observer import UNTRACED, CallTrace
+
+from .account import Account
 
 Context = grpc.aio.ServicerContext[Any, Any]
 """Any: one wrapper serves the messages of all methods."""
@@ -21,6 +25,8 @@ class Call:
         model: the name asked for; safe to log.
         model_as_asked: the same, whole: any text.
         code, reason: how it ended; set by interceptors/edge.py.
+        account: what its generation request came to.
+        trace: its trace.
         facts: what every error that ends it tells beside its own facts; its handler keeps them current.
         is_answered: an error status is on its way.
         is_opening: the first write is pending. grpc notes only after it that the metadata went out, and an abort
@@ -37,6 +43,8 @@ class Call:
         self.model_as_asked = ""
         self.code = grpc.StatusCode.OK
         self.reason = ""
+        self.account = Account()
+        self.trace: CallTrace = UNTRACED
         self.facts: dict[str, str | int] = {}
         self.writing_since: float | None = None
         self.is_answered = False
@@ -49,6 +57,12 @@ class Call:
     def service(self) -> str:
         """The service's full name."""
         return self.method.split("/")[1]
+
+    @property
+    def peer(self) -> str:
+        """The other end of the connection, `127.0.0.1:40312` or `unix:`; safe to log."""
+        transport, _, address = unquote(self.context.peer() or "").partition(":")
+        return echo(address if transport in {"ipv4", "ipv6"} else f"{transport}:{address}")
 
     def end(self, error: InferdError) -> None:
         """End the RPC with `error`, wherever its handler stands; the first reason given counts.
