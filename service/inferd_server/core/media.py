@@ -40,3 +40,29 @@ class Picture:
     height: int
     rgb: bytes
     digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class MediaLimits:
+    """How much media one request may hold; nothing beyond it is decoded.
+
+    Attributes:
+        max_images: images in all its messages.
+        max_image_nbytes: bytes of each image as it comes.
+        max_image_pixels: width times height of each image.
+        max_request_pixels: pixels of all its images together.
+    """
+
+    max_images: int = 16
+    max_image_nbytes: int = 20 * 2**20
+    max_image_pixels: int = 25_000_000
+    max_request_pixels: int = 50_000_000
+
+    def narrowed(self, other: "MediaLimits") -> "MediaLimits":
+        """The lower of both, limit by limit."""
+        return MediaLimits(
+            max_images=min(self.max_images, other.max_images),
+            max_image_nbytes=min(self.max_image_nbytes, other.max_image_nbytes),
+            max_image_pixels=min(self.max_image_pixels, other.max_image_pixels),
+            max_request_pixels=min(self.max_request_pixels, other.max_request_pixels),
+        )

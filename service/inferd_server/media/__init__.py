@@ -1,0 +1,1 @@
+"""MEDIA: between bytes and pictures. Pillow only, no arrays; no path and no URL is ever opened."""
