@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from inferd_server.config import (
     Config,
@@ -26,7 +26,7 @@ from inferd_server.core.model import CheckedFiles, EngineKind, EngineSettings, L
 from inferd_server.core.observer import UNOBSERVED, Observer
 from inferd_server.engine import device
 from inferd_server.engine.checks import check_model_folder
-from inferd_server.engine.engine import Engine
+from inferd_server.engine.engine import Engine, EngineOf
 from inferd_server.registry.registry import Registry
 from inferd_server.rpc.server import ListenSettings, Server, ServerInfo, Services
 from inferd_server.scheduler.memory import WorkMemory
@@ -46,7 +46,7 @@ JOIN_SECONDS = 30.0
 """Longest wait for engines to end at shutdown; a thread whose step never returns must not hold the process."""
 
 
-OpenEngine = Callable[[EngineSettings, Loading], Engine]
+OpenEngine = Callable[[EngineSettings, Loading], EngineOf[Any, Any]]
 
 
 def _open_language_engine(settings: EngineSettings, loading: Loading) -> Engine:

@@ -214,6 +214,16 @@ class DecodeRequest:
     cache_identity: str = ""
     session_id: str = ""
 
+    @property
+    def context_tokens(self) -> int:
+        """What is prefilled: the prompt, and what was emitted before an interruption."""
+        return len(self.prompt_ids) + len(self.emitted_ids)
+
+    @property
+    def total_tokens(self) -> int:
+        """Context and output together, at its end."""
+        return self.context_tokens + self.max_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:

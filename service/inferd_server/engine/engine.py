@@ -1,24 +1,27 @@
 """The engine's protocol: mlx-lm's verbs over one loaded model. Everything is called on the one thread that owns it."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from inferd_server.core.generation import DecodeRequest, Token
 
-from .memory import Footprint
+from .memory import WorkFootprint
+
+RequestT_contra = TypeVar("RequestT_contra", contravariant=True)
+PieceT = TypeVar("PieceT")
 
 
 @dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResultOf(Generic[PieceT]):
     """What one step brought. `tokens` holds at most one token for each running sequence, in no promised
     order; or several of the only one, in theirs (speculative decoding)."""
 
-    tokens: list[Token]
+    tokens: list[PieceT]
     prefill_tokens: int = 0
 
 
-class Engine(Protocol):
-    """One loaded model, driven by its owning thread.
+class EngineOf(Protocol[RequestT_contra, PieceT]):
+    """One loaded model, driven by its owning thread. What makes tokens is an `Engine`; an embedder makes vectors.
 
     A failing sequence fails alone (Token.failure). An exception from `step` means the whole generator is suspect: the
     engine has discarded it and every sequence it held is lost; the engine can be used again unless `is_broken`.
@@ -33,7 +36,7 @@ class Engine(Protocol):
         """KV and prefix caches held now, bytes."""
 
     @property
-    def footprint(self) -> Footprint:
+    def footprint(self) -> WorkFootprint:
         """What its work takes beside the weights, by a formula; fixed."""
 
     @property
@@ -48,10 +51,10 @@ class Engine(Protocol):
     def has_work(self) -> bool:
         """Whether a step would do something."""
 
-    def insert(self, request: DecodeRequest) -> int:
+    def insert(self, request: RequestT_contra) -> int:
         """Take a sequence; its prefill starts at the next step. Returns its uid, unique in this engine."""
 
-    def step(self) -> StepResult:
+    def step(self) -> StepResultOf[PieceT]:
         """Bring one decode step's tokens, or launch a bounded piece of prefill and the next decode step behind it."""
 
     def remove(self, uid: int) -> None:
@@ -62,3 +65,7 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Drop the model and caches and clear the buffer cache; the last call on the owning thread."""
+
+
+StepResult = StepResultOf[Token]
+Engine = EngineOf[DecodeRequest, Token]

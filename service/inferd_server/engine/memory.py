@@ -6,7 +6,7 @@ known before it starts. So the formulas give upper bounds, checked against measu
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 KV_BLOCK_TOKENS = 256
 """KV caches grow by so many tokens at a time, wherever they stand."""
@@ -16,6 +16,22 @@ TRANSIENT = 2
 """Caches that grow, and batches that are joined or left, are copied: for a moment the old and the new are there."""
 LOGIT_COPIES = 8
 """Vectors as wide as the logits that sampling may need at once for a row (float32)."""
+
+
+class WorkFootprint(Protocol):
+    """What a loaded model's work takes beside its weights."""
+
+    @property
+    def step_tokens(self) -> int:
+        """Most tokens that one step takes in."""
+
+    def peak_nbytes(self, rows: int, longest: int, context: int) -> int:
+        """Most bytes at any moment for so many requests together. Grows with each argument; 0 without rows.
+
+        Args:
+            longest: the most `total_tokens` among them (core/work.py).
+            context: the most `context_tokens`.
+        """
 
 
 @dataclass(frozen=True, slots=True)

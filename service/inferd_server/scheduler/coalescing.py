@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from .stream import Stream
+from .stream import AnyStream
 
 
 @dataclass(slots=True)
@@ -12,7 +12,7 @@ class Tick:
     period_seconds: float
     members: int = 0
     ticked_at: float = float("-inf")
-    held: dict[Stream, None] = field(default_factory=dict)  # a set that keeps its order
+    held: dict[AnyStream, None] = field(default_factory=dict)  # a set that keeps its order
 
     @property
     def due_at(self) -> float:
@@ -36,12 +36,12 @@ class Ticks:
         """Whether all streams follow one tick: what is due then is due for all."""
         return len(self._ticks) == 1
 
-    def join(self, stream: Stream) -> None:
+    def join(self, stream: AnyStream) -> None:
         """A stream got its row."""
         tick = self._ticks.setdefault(stream.coalesce_seconds, Tick(stream.coalesce_seconds))
         tick.members += 1
 
-    def leave(self, stream: Stream) -> None:
+    def leave(self, stream: AnyStream) -> None:
         """A stream that joined gave its row back."""
         tick = self._ticks[stream.coalesce_seconds]
         tick.held.pop(stream, None)
@@ -49,7 +49,7 @@ class Ticks:
         if not tick.members:
             del self._ticks[stream.coalesce_seconds]
 
-    def hold(self, stream: Stream) -> None:
+    def hold(self, stream: AnyStream) -> None:
         """A token of this stream waits; the first one of all goes out at once."""
         if not stream.has_emitted:
             stream.release()

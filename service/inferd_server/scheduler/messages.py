@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from inferd_server.core.errors import InferdError
-from inferd_server.core.generation import DecodeRequest, Token
+from inferd_server.core.work import Piece, Work
 
 # --- commands, loop to thread
 
@@ -13,7 +13,7 @@ class Insert:
     """Start a sequence; `Inserted` or `Rejected` answers."""
 
     number: int
-    request: DecodeRequest
+    request: Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,4 +81,4 @@ class Died:
     """The engine can't go on; the thread is about to end."""
 
 
-Report = list[Token] | Inserted | Rejected | HandedBack | Lost | Died
+Report = list[Piece] | Inserted | Rejected | HandedBack | Lost | Died

@@ -3,7 +3,7 @@
 import asyncio
 
 from .queue import WaitQueue
-from .stream import Stream
+from .stream import AnyStream
 
 NEWS_SECONDS = 0.05
 """Changes that follow each other closer than this are told as one."""
@@ -12,12 +12,12 @@ NEWS_SECONDS = 0.05
 class Places:
     """The streams of one queue that are told. Costs nothing while there are none."""
 
-    def __init__(self, queue: WaitQueue[Stream]) -> None:
+    def __init__(self, queue: WaitQueue[AnyStream]) -> None:
         self._queue = queue
-        self._told: list[Stream] = []
+        self._told: list[AnyStream] = []
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, stream: Stream) -> None:
+    def add(self, stream: AnyStream) -> None:
         """Tell a waiting stream its place, now and until it leaves the queue."""
         self._told.append(stream)
         stream.place(self._queue.position(stream))

@@ -5,16 +5,16 @@ import time
 from collections.abc import Callable
 
 from inferd_server.core.errors import InferdError, engine_failed, model_unloaded, out_of_memory, slow_consumer
-from inferd_server.core.generation import DecodeRequest, Token
 from inferd_server.core.model import Clock, EngineSettings, Interrupted, Loading, ResidentStatistics
 from inferd_server.core.observer import UNOBSERVED, Observer
+from inferd_server.core.work import Piece, Work
 
 from .coalescing import Ticks
 from .memory import Share, WorkMemory
 from .messages import BoundPrefixCache, Died, HandBack, HandedBack, Insert, Inserted, Lost, Rejected, Remove, Report
 from .places import Places
 from .queue import WaitQueue
-from .stream import MAX_WAITING_TOKENS, Stream
+from .stream import MAX_WAITING_TOKENS, AnyStream, Stream
 from .threads import Threads
 from .worker import OpenEngine, Worker, logger
 
@@ -54,10 +54,10 @@ class Scheduler:
         self._worker: Worker
         self._rows = 0
         self._submissions = 0
-        self._waiting: WaitQueue[Stream] = WaitQueue()
+        self._waiting: WaitQueue[AnyStream] = WaitQueue()
         self._places = Places(self._waiting)
-        self._running: dict[int, Stream] = {}  # by number, from admission
-        self._emitting: dict[int, Stream] = {}  # by the engine's uid, from the Inserted report
+        self._running: dict[int, AnyStream] = {}  # by number, from admission
+        self._emitting: dict[int, AnyStream] = {}  # by the engine's uid, from the Inserted report
         self._longest = self._longest_context = 0  # tokens, of the running ones
         self._checked_limit = memory.limit_nbytes  # that everyone who waits fits into, alone
         self._has_freed = False  # since the share was last shrunk
@@ -131,12 +131,12 @@ class Scheduler:
 
     def submit(
         self,
-        request: DecodeRequest,
+        request: Work,
         *,
         priority: int = 0,
         coalesce_seconds: float = 0.010,
         tell_position: bool = False,
-    ) -> Stream:
+    ) -> AnyStream:
         """Queue a sequence; a free row is its own at once. The caller closes the stream (`aclosing`), always.
 
         Args:
@@ -153,7 +153,7 @@ class Scheduler:
         if (misfit := self._misfit(request)) is not None:
             raise misfit
         self._submissions += 1
-        stream = Stream(self._submissions, request, coalesce_seconds, self._leave)
+        stream: AnyStream = Stream(self._submissions, request, coalesce_seconds, self._leave)
         self._waiting.push(stream, priority, self._clock())
         self._places.note_change()
         self._admit()
@@ -208,7 +208,7 @@ class Scheduler:
         if self._running and self._watchdog is None:
             self._watch()
 
-    def _leave(self, stream: Stream) -> None:
+    def _leave(self, stream: AnyStream) -> None:
         """The reader closed its stream."""
         if stream.number in self._running:
             self._evict(stream)
@@ -218,18 +218,18 @@ class Scheduler:
             return
         self._admit()  # a row or memory is free, or who waited for memory in front of others has gone
 
-    def _evict(self, stream: Stream) -> None:
+    def _evict(self, stream: AnyStream) -> None:
         self._free(stream)
         self._worker.send(Remove(stream.number))
 
-    def _free(self, stream: Stream) -> None:
+    def _free(self, stream: AnyStream) -> None:
         del self._running[stream.number]
         self._has_freed = True
         self._ticks.leave(stream)
         if stream.uid is not None:
             del self._emitting[stream.uid]
 
-    def _end(self, stream: Stream, error: Exception | None) -> None:
+    def _end(self, stream: AnyStream, error: Exception | None) -> None:
         self._free(stream)
         stream.finish(error)
 
@@ -254,10 +254,9 @@ class Scheduler:
 
         self._share = self._memory.join(self._settings.prefix_cache_nbytes, bound, ask_again)
 
-    def _misfit(self, request: DecodeRequest) -> InferdError | None:
+    def _misfit(self, request: Work) -> InferdError | None:
         """The error of what does not fit even alone."""
-        context, total = _lengths(request)
-        required = self._worker.footprint.peak_nbytes(1, total, context)
+        required = self._worker.footprint.peak_nbytes(1, request.total_tokens, request.context_tokens)
         if required <= self._memory.limit_nbytes:
             return None
         return out_of_memory(self._settings.name, required, self._memory.limit_nbytes)
@@ -273,13 +272,13 @@ class Scheduler:
                 self._places.note_change()
                 stream.finish(misfit)
 
-    def _take_memory(self, stream: Stream) -> bool:
+    def _take_memory(self, stream: AnyStream) -> bool:
         """Have the memory promised that decoding takes with one more; False (and nothing changes) without room.
 
         Who comes first waits for it, and everyone behind: a long one is not passed by for ever.
         """
-        context, total = _lengths(stream.request)
-        longest, longest_context = max(self._longest, total), max(self._longest_context, context)
+        longest = max(self._longest, stream.request.total_tokens)
+        longest_context = max(self._longest_context, stream.request.context_tokens)
         if not self._share.take(self._worker.footprint.peak_nbytes(len(self._running) + 1, longest, longest_context)):
             return False
         self._longest, self._longest_context = longest, longest_context
@@ -290,9 +289,9 @@ class Scheduler:
         if not self._has_freed or self._is_dead:  # a stuck step holds what it has
             return
         self._has_freed = False
-        lengths = [_lengths(stream.request) for stream in self._running.values()]
-        self._longest = max((total for _, total in lengths), default=0)
-        self._longest_context = max((context for context, _ in lengths), default=0)
+        requests = [stream.request for stream in self._running.values()]
+        self._longest = max((request.total_tokens for request in requests), default=0)
+        self._longest_context = max((request.context_tokens for request in requests), default=0)
         self._share.shrink(self._worker.footprint.peak_nbytes(len(self._running), self._longest, self._longest_context))
 
     # --- what the worker reports
@@ -312,7 +311,7 @@ class Scheduler:
                 self._settle(report)
         self._admit()
 
-    def _hand_over(self, tokens: list[Token]) -> None:
+    def _hand_over(self, tokens: list[Piece]) -> None:
         for token in tokens:
             stream = self._emitting.get(token.uid)
             if stream is None:
@@ -401,12 +400,6 @@ class Scheduler:
             if timer is not None:
                 timer.cancel()
         self._tick_timer = self._watchdog = None
-
-
-def _lengths(request: DecodeRequest) -> tuple[int, int]:
-    """Tokens of its context, and of context and output together at its end."""
-    context = len(request.prompt_ids) + len(request.emitted_ids)
-    return context, context + request.max_tokens
 
 
 async def _outlast(worker: Worker) -> None:

@@ -2,14 +2,17 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
-from inferd_server.core.generation import DecodeRequest, Token
+from inferd_server.core.work import Piece, Work
+
+PieceT = TypeVar("PieceT", bound=Piece)
 
 MAX_WAITING_TOKENS = 4096
 MAX_WAITING_LOGPROBS = 16 * MAX_WAITING_TOKENS
 
 
-class Stream:
+class Stream(Generic[PieceT]):
     """What `Scheduler.submit` returns. One task reads it, and closes it in a `finally`, whatever happened.
 
     The reader's side is `admitted`, iteration and `aclose`; the rest is the scheduler's. Tokens wait in `_tokens`;
@@ -21,7 +24,7 @@ class Stream:
     """
 
     def __init__(
-        self, number: int, request: DecodeRequest, coalesce_seconds: float, on_close: Callable[["Stream"], None]
+        self, number: int, request: Work, coalesce_seconds: float, on_close: Callable[["Stream[Any]"], None]
     ) -> None:
         self.number = number
         self.request = request
@@ -30,7 +33,7 @@ class Stream:
         self.has_emitted = False
         self.on_failure: Callable[[], None] | None = None
         self._on_close = on_close
-        self._tokens: list[Token] = []
+        self._tokens: list[PieceT] = []
         self._logprobs = 0
         self._is_released = False
         self._is_admitted = False
@@ -72,10 +75,10 @@ class Stream:
             await self._woken()
         return None
 
-    def __aiter__(self) -> "Stream":
+    def __aiter__(self) -> "Stream[PieceT]":
         return self
 
-    async def __anext__(self) -> list[Token]:
+    async def __anext__(self) -> list[PieceT]:
         """All tokens that wait, in order, at least one. Ends after the token with `ended`.
 
         Raises:
@@ -124,7 +127,7 @@ class Stream:
         self._position = position
         self._wake()
 
-    def push(self, token: Token) -> bool:
+    def push(self, token: PieceT) -> bool:
         """Buffer a token, without release; False once the buffer is past its bound."""
         self._tokens.append(token)
         if token.logprob is not None:
@@ -162,3 +165,6 @@ class Stream:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+AnyStream = Stream[Any]

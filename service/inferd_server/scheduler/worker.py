@@ -10,14 +10,14 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from inferd_server.core.errors import InferdError, engine_failed, model_load_failed
-from inferd_server.core.generation import Token
 from inferd_server.core.model import Clock, EngineSettings, LoadAbandoned, Loading
 from inferd_server.core.observer import UNOBSERVED, Observer
-from inferd_server.engine.engine import Engine
-from inferd_server.engine.memory import Footprint
+from inferd_server.core.work import Piece
+from inferd_server.engine.engine import EngineOf
+from inferd_server.engine.memory import Footprint, WorkFootprint
 
 from .allowance import PrefillAllowance
 from .messages import (
@@ -38,7 +38,7 @@ from .threads import Threads
 
 logger = logging.getLogger("inferd.scheduler")
 
-OpenEngine = Callable[[EngineSettings, Loading], Engine]
+OpenEngine = Callable[[EngineSettings, Loading], EngineOf[Any, Any]]
 
 MAX_FAILED_STEPS = 3
 MAX_QUIET_REPORTS = 64
@@ -71,7 +71,7 @@ class Worker:
         self._owns_threads = threads is None
         self._observer = observer
         self._loop = asyncio.get_running_loop()
-        self._engine: Engine  # never a local variable: frames outlive their calls in tracebacks
+        self._engine: EngineOf[Any, Any]  # never a local variable: frames outlive their calls in tracebacks
         self._inbox: SimpleQueue[Command] = SimpleQueue()
         self._uids: dict[int, int] = {}
         self._numbers: dict[int, int] = {}
@@ -86,7 +86,7 @@ class Worker:
         self.failure: Exception | None = model_load_failed(settings.name, "the load ended unexpectedly")
         self.weights_nbytes = 0
         self.max_rows = 0
-        self.footprint = Footprint()
+        self.footprint: WorkFootprint = Footprint()
         self.cache_nbytes = 0
         self.busy_since: float | None = None
         self.allowance = PrefillAllowance(settings.prefill_step_size)
@@ -141,6 +141,7 @@ class Worker:
             return False
         self.weights_nbytes, self.max_rows = self._engine.weights_nbytes, self._engine.max_rows
         self.footprint = self._engine.footprint
+        self.allowance = PrefillAllowance(max(self.footprint.step_tokens, self._settings.prefill_step_size))
         self.failure = None
         self._call(_settle, self.opened)
         return True
@@ -198,7 +199,7 @@ class Worker:
             log_without_frames(f"model {self._settings.name!r} did not take a sequence", error)
             return
         self._uids[command.number], self._numbers[uid] = uid, command.number
-        self._fresh[uid] = len(command.request.prompt_ids) + len(command.request.emitted_ids)
+        self._fresh[uid] = command.request.context_tokens
         self.outbox.append(Inserted(command.number, uid))  # no call: it only matters in front of the first token
 
     def _step(self) -> None:
@@ -228,7 +229,7 @@ class Worker:
             self._cache_read_at = now
             self.cache_nbytes = self._engine.cache_nbytes
 
-    def _has_urgent(self, tokens: list[Token]) -> bool:
+    def _has_urgent(self, tokens: list[Piece]) -> bool:
         """Whether a first token or an end is among them; sequences that ended are forgotten."""
         fresh, is_urgent = self._fresh, False
         for token in tokens:

@@ -16,6 +16,7 @@ from inferd_server.core.generation import (
     Sampling,
     ServedModel,
     Started,
+    Token,
     Usage,
     Waiting,
     WaitState,
@@ -92,7 +93,7 @@ class Generation:
         self._error: InferdError | None = None
         self._acquiring: Acquiring | None = None
         self._lease: Lease | None = None
-        self._stream: Stream | None = None
+        self._stream: Stream[Token] | None = None
         self._timeout: asyncio.TimerHandle | None = None
 
     def end(self, error: InferdError) -> None:
@@ -240,7 +241,7 @@ class Generation:
             finally:
                 self._stream = None
 
-    def _submit(self, prepared: PreparedPrompt, lease: Lease) -> Stream:
+    def _submit(self, prepared: PreparedPrompt, lease: Lease) -> Stream[Token]:
         scheduler = lease.resident
         assert isinstance(scheduler, Scheduler)
         emitted = prepared.assembly.emitted_ids
