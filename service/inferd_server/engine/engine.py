@@ -20,6 +20,11 @@ class StepResultOf(Generic[PieceT]):
     prefill_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class StepResult(StepResultOf[Token]):
+    """Of an engine that makes tokens."""
+
+
 class EngineOf(Protocol[RequestT_contra, PieceT]):
     """One loaded model, driven by its owning thread. What makes tokens is an `Engine`; an embedder makes vectors.
 
@@ -67,5 +72,4 @@ class EngineOf(Protocol[RequestT_contra, PieceT]):
         """Drop the model and caches and clear the buffer cache; the last call on the owning thread."""
 
 
-StepResult = StepResultOf[Token]
 Engine = EngineOf[DecodeRequest, Token]
