@@ -45,7 +45,7 @@ def _parameter(setting: Setting) -> inspect.Parameter:
         setting.flag,
         metavar={bool: "true|false", int: "NUMBER", float: "NUMBER"}.get(setting.kind, "TEXT"),
         help=f"{setting.meaning} [{setting.variable}; default: {setting.default}]",
-        rich_help_panel="Settings of the file's server, logging, metrics and tracing sections",
+        rich_help_panel="Settings of the file's sections, but manager and models",
     )
     annotation = Annotated[str | None, option]
     return inspect.Parameter(
@@ -169,6 +169,8 @@ def _load(file: Path | None, document: dict[str, Any], flags: dict[str, str], *,
 def _run(config: Config) -> NoReturn:
     # Tokenizers need no PyTorch: transformers' advice to install it would be the first line of every log.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    # grpc writes lines of its own about every handshake that fails: whoever knocks could fill the log.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     # Imported here: they bring grpc and mlx, which the other commands do not need.
     from inferd_server.app import serve as serve_app  # noqa: PLC0415
     from inferd_server.telemetry.logs import configure  # noqa: PLC0415

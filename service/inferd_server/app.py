@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from inferd_server.config import (
     Config,
     ConfigError,
+    IdentityWatch,
     budget_report,
     entries,
     look_again,
@@ -45,6 +46,8 @@ log = logging.getLogger("inferd.app")
 JOIN_SECONDS = 30.0
 """Longest wait for engines to end at shutdown; a thread whose step never returns must not hold the process."""
 
+CERTIFICATE_SECONDS = 1.0
+"""How often the certificate's files are looked at."""
 
 OpenEngine = Callable[[EngineSettings, Loading], EngineOf[Any, Any]]
 
@@ -130,9 +133,11 @@ class App:
         )
         self._server = Server(
             Services(self._generations, self._registry, self._lifecycle, info),
-            ListenSettings(config.server.listen, config.server.max_message_nbytes),
+            _listen_settings(config),
             observer=observer,
         )
+        files, identity = config.tls_files, config.identity
+        self._certificate = None if files is None or identity is None else IdentityWatch(files, identity)
         self._stop = asyncio.Event()
         self._reload_asked = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
@@ -160,11 +165,30 @@ class App:
     async def _serve(self, announce: Callable[[str], None]) -> int:
         with self._signals():
             address = await self._server.start()
+            self._log_opening()
             announce(f"listening on {address}")
             self._begin(self._preload())
             self._begin(self._reload_on_request())
+            self._begin(self._watch_certificate())
             await self._stop.wait()
             return await self._shut_down()
+
+    def _log_opening(self) -> None:
+        for warning in self._config.warnings:
+            log.warning("%s", warning)
+        if self._server.probe_address:
+            log.info("health checks at %s", self._server.probe_address)
+
+    async def _watch_certificate(self) -> None:
+        while self._certificate is not None:
+            await asyncio.sleep(CERTIFICATE_SECONDS)
+            await self._look_at_certificate(self._certificate)
+
+    async def _look_at_certificate(self, certificate: IdentityWatch) -> None:
+        identity = await asyncio.to_thread(certificate.look)
+        if identity is not None:
+            self._server.present(identity)
+            log.info("certificate replaced; open connections keep the old one")
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
@@ -222,6 +246,8 @@ class App:
         before = {entry.name: entry for entry in entries(self._config)}
         preloaded = {entry.name for entry in before.values() if entry.preload}
         self._config = fresh
+        if self._certificate is not None:
+            await self._look_at_certificate(self._certificate)
         self._memory.limit(self._work_limit(fresh))
         await self._registry.replace_entries(entries(fresh))
         for entry in entries(fresh):
@@ -262,6 +288,17 @@ class App:
             os._exit(1)
         log.info("stopped")
         return 0
+
+
+def _listen_settings(config: Config) -> ListenSettings:
+    server = config.server
+    return ListenSettings(
+        address=server.listen,
+        max_message_nbytes=server.max_message_nbytes,
+        socket_mode=int(server.socket_mode, 8),
+        identity=config.identity,
+        probe_address=server.probe_listen,
+    )
 
 
 def _serving_options(config: Config) -> ServingOptions:

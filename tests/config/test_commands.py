@@ -20,6 +20,7 @@ from inferd_server.config.settings import SETTINGS
 from inferd_server.config.single import model_name
 from inferd_server.telemetry import logs
 from support import tiny_llama
+from support.certificates import Authority
 
 Run = Callable[..., Result]
 
@@ -85,7 +86,8 @@ def test_serve_gives_the_configuration_to_the_app_and_returns_its_exit_code(
     assert config.entries[0].name == "tiny"
 
 
-def test_every_setting_is_a_flag_of_serve(run: Run, served: list[Config], file: Path) -> None:
+def test_every_setting_is_a_flag_of_serve(run: Run, served: list[Config], file: Path, tmp_path: Path) -> None:
+    pair = Authority().server_files(tmp_path)
     other: dict[str, Any] = {
         "server.listen": "127.0.0.1:9",
         "server.defaults.continuous_batching": "false",
@@ -99,6 +101,11 @@ def test_every_setting_is_a_flag_of_serve(run: Run, served: list[Config], file: 
         "tracing.sample_ratio": "0.5",
         "tracing.insecure": "true",
         "tracing.record_prompts": "true",
+        "server.socket_mode": "0660",
+        "server.probe_listen": "127.0.0.1:7",
+        "tls.certificate": pair.certificate,
+        "tls.key": pair.key,
+        "tls.client_ca": pair.authority,
     }
     words = [word for setting in SETTINGS for word in (setting.flag, other.get(setting.path, "7"))]
     assert run("serve", "--config", file, *words).exit_code == 3

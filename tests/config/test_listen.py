@@ -2,7 +2,12 @@
 
 import pytest
 
-from inferd_server.config.listen import endpoint_problem, listen_problem, metrics_listen_problem
+from inferd_server.config.listen import (
+    endpoint_problem,
+    listen_problem,
+    metrics_listen_problem,
+    probe_listen_problem,
+)
 
 
 @pytest.mark.parametrize(
@@ -20,6 +25,7 @@ def test_addresses_that_others_can_reach_need_insecure(address: str) -> None:
     assert "neither TLS nor keys" in listen_problem(address, insecure=False)
     assert "--insecure" in listen_problem(address, insecure=False)
     assert listen_problem(address, insecure=True) == ""
+    assert listen_problem(address, insecure=False, guarded=True) == ""
 
 
 @pytest.mark.parametrize(
@@ -65,3 +71,9 @@ def test_a_collector_is_a_host_and_port_or_a_url() -> None:
         assert endpoint_problem(endpoint, insecure=False).startswith("must be HOST:PORT (")
     assert endpoint_problem("http://h:1", insecure=True) == ""
     assert "asks for TLS" in endpoint_problem("https://h:1", insecure=True)
+
+
+def test_probes_may_come_from_anywhere_but_need_a_port() -> None:
+    assert probe_listen_problem("0.0.0.0:50052") == ""
+    for address in ("", "50052", "unix:/run/x", "127.0.0.1:70000"):
+        assert probe_listen_problem(address).startswith("must be HOST:PORT (")

@@ -24,14 +24,17 @@ MAX_MESSAGE_NBYTES = 64 * 2**20
 class Peer:
     """One connection to a server, with the stubs of every service on it. No retries: what a test sees happened once."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
         # A subchannel pool of its own: peers of one test are different connections.
         options = [
             ("grpc.enable_retries", 0),
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.max_receive_message_length", MAX_MESSAGE_NBYTES),
         ]
-        self.channel = grpc.aio.insecure_channel(address, options=options)
+        if credentials is None:
+            self.channel = grpc.aio.insecure_channel(address, options=options)
+        else:
+            self.channel = grpc.aio.secure_channel(address, credentials, options=options)
         self.inference = inference_service_pb2_grpc.InferenceServiceStub(self.channel)
         self.models = model_service_pb2_grpc.ModelServiceStub(self.channel)
         self.health = health_pb2_grpc.HealthStub(self.channel)

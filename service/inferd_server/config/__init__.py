@@ -6,11 +6,13 @@ Only app and __main__ import this room. A `Config` is whole and valid, or there 
 from .budget import BudgetReport, MemoryFigures, budget_report, memory_figures, work_limit_nbytes
 from .loading import Config, Sources, entries, load, load_config, look_again, registry_limits, reload_config
 from .problems import ConfigError, Problem
+from .tls import IdentityWatch
 
 __all__ = [
     "BudgetReport",
     "Config",
     "ConfigError",
+    "IdentityWatch",
     "MemoryFigures",
     "Problem",
     "Sources",

@@ -40,9 +40,14 @@ class Folders(NamedTuple):
     draft: Path | None = None
 
 
-def named_folder(stated: str | None, directory: Path) -> Path | None:
-    """A folder that an entry may name, made absolute from the file's `directory`."""
-    return None if stated is None else (directory / _expanded(stated)).absolute()
+def named_path(stated: str | None, directory: Path) -> Path | None:
+    """A path that the file may name, made absolute from its `directory`."""
+    return None if stated is None else absolute_path(stated, directory)
+
+
+def absolute_path(stated: str, directory: Path) -> Path:
+    """A path that the file names, made absolute from its `directory`."""
+    return (directory / _expanded(stated)).absolute()
 
 
 def folder_problem(folder: Path) -> str:

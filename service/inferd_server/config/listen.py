@@ -11,18 +11,20 @@ MAX_SOCKET_PATH_NBYTES = 103 if sys.platform == "darwin" else 107
 _HOST_AND_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
 
 
-def listen_problem(address: str, *, insecure: bool) -> str:
-    """What is wrong with an address; "" if nothing is. `insecure` allows those that other machines can reach."""
+def listen_problem(address: str, *, insecure: bool, guarded: bool = False) -> str:
+    """What is wrong with an address; "" if nothing is. Those that other machines can reach are allowed where the
+    server is `guarded` (by TLS or keys), or the operator says `insecure`."""
     if address.startswith("unix:"):
         return _socket_problem(address.removeprefix("unix:"))
     host = _host(address)
     if host is None:
         return f"must be {FORMS}; got {address!r}"
-    if insecure or is_loopback(host):
+    if insecure or guarded or is_loopback(host):
         return ""
     return (
-        f"{address} can be reached from other machines, and this version has neither TLS nor keys: anyone there could "
-        "use and unload the models. Listen at 127.0.0.1 or a unix: socket, or say --insecure"
+        f"{address} can be reached from other machines, and the server has neither TLS nor keys: anyone there could "
+        "use and unload the models. Set tls.certificate and tls.key, listen at 127.0.0.1 or a unix: socket, or say "
+        "--insecure"
     )
 
 
@@ -47,6 +49,11 @@ def endpoint_problem(endpoint: str, *, insecure: bool) -> str:
     if scheme == "https" and insecure:
         return f"{endpoint} asks for TLS, and tracing.insecure for none"
     return ""
+
+
+def probe_listen_problem(address: str) -> str:
+    """The same for the address of the probes; other machines may reach it: it tells health and nothing else."""
+    return "" if _host(address) is not None else f"must be {HOST_AND_PORT}; got {address!r}"
 
 
 def _host(address: str) -> str | None:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from inferd_server.core.model import CheckedFiles, ContentionPolicy, ModelEntry, Strategy
+from inferd_server.core.tls import TlsIdentity
 from inferd_server.registry.catalog import ModelFacts, read_facts
 
 from . import rules
 from .document import Document, read_document
-from .entry import Folders, contention_policy, entry_of, local_folder, named_folder, nbytes_of
-from .listen import endpoint_problem, listen_problem, metrics_listen_problem
+from .entry import Folders, absolute_path, contention_policy, entry_of, local_folder, named_path, nbytes_of
+from .listen import endpoint_problem, listen_problem, metrics_listen_problem, probe_listen_problem
 from .problems import ConfigError, Location, Problem, dotted, problems_of, unknown_key
 from .schema import (
     LATER_SECTIONS,
@@ -27,9 +28,11 @@ from .schema import (
     ModelSection,
     Section,
     ServerSection,
+    TlsSection,
     TracingSection,
 )
 from .settings import overlays
+from .tls import TlsFiles, read_identity
 
 if TYPE_CHECKING:
     from inferd_server.registry.registry import RegistryLimits
@@ -66,6 +69,9 @@ class Config:
     Attributes:
         entries: one for each of `models`, in the same order.
         damage: by model name, what will make its load fail; models without damage are not listed.
+        tls_files: where the server's certificate lies; None without TLS.
+        identity: what lay there.
+        warnings: what is valid and yet may be meant otherwise.
     """
 
     server: ServerSection
@@ -73,10 +79,14 @@ class Config:
     logging: LoggingSection
     metrics: MetricsSection
     tracing: TracingSection
+    tls: TlsSection
     models: tuple[ModelSection, ...]
     entries: tuple[ModelEntry, ...]
     damage: Mapping[str, tuple[str, ...]]
     sources: Sources
+    tls_files: TlsFiles | None = None
+    identity: TlsIdentity | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def budget_nbytes(self) -> int:
@@ -151,7 +161,7 @@ def reload_config(config: Config, environ: Mapping[str, str] | None = None) -> C
     fresh = load(config.sources, environ)
     problems = [
         Problem(f"{section}.{key}", "is fixed while the server runs; restart it to change this")
-        for section in ("server", "manager", "logging", "metrics", "tracing")
+        for section in ("server", "manager", "logging", "metrics", "tracing", "tls")
         for key, value in getattr(fresh, section)
         if value != getattr(getattr(config, section), key)
     ]
@@ -185,6 +195,7 @@ class _Reading:
         self.directory = directory
         self.sources = sources
         self.problems: list[Problem] = []
+        self.warnings: list[str] = []
         self.said_by: dict[str, str] = {}
 
     def config(self, document: Document, environ: Mapping[str, str]) -> Config:
@@ -195,8 +206,11 @@ class _Reading:
         logging = self._section(LoggingSection, document.get("logging"), ("logging",))
         metrics = self._section(MetricsSection, document.get("metrics"), ("metrics",))
         tracing = self._section(TracingSection, document.get("tracing"), ("tracing",))
+        tls = self._section(TlsSection, document.get("tls"), ("tls",))
         models = self._models(document.get("models"))
-        self._check_listen(server, metrics)
+        tls_files = self._tls_files(tls)
+        identity = None if tls_files is None else self._identity(tls_files)
+        self._check_listen(server, metrics, guarded=tls.certificate is not None)
         self._check_endpoint(tracing)
         self.problems += rules.policy_problems(manager)
         described = [
@@ -211,7 +225,21 @@ class _Reading:
             raise ConfigError([self._attributed(problem) for problem in self.problems])
         damage = {entry.name: facts.damage for _, entry, facts in described if facts.damage}
         sections = tuple(model for _, model in models)
-        return Config(server, manager, logging, metrics, tracing, sections, entries, damage, self.sources)
+        return Config(
+            server,
+            manager,
+            logging,
+            metrics,
+            tracing,
+            tls,
+            sections,
+            entries,
+            damage,
+            self.sources,
+            tls_files,
+            identity,
+            tuple(self.warnings),
+        )
 
     def _check_sections(self, document: Document) -> None:
         for key, value in document.items():
@@ -265,14 +293,40 @@ class _Reading:
             models.append((item if isinstance(item, dict) else None, section))
         return models
 
-    def _check_listen(self, server: ServerSection, metrics: MetricsSection) -> None:
+    def _check_listen(self, server: ServerSection, metrics: MetricsSection, *, guarded: bool) -> None:
         insecure = self.sources.insecure
-        message = listen_problem(server.listen, insecure=insecure)
-        if message:
-            self.problems.append(Problem("server.listen", message))
-        message = "" if metrics.listen is None else metrics_listen_problem(metrics.listen, insecure=insecure)
-        if message:
-            self.problems.append(Problem("metrics.listen", message))
+        messages = {"server.listen": listen_problem(server.listen, insecure=insecure, guarded=guarded)}
+        if server.probe_listen is not None:
+            messages["server.probe_listen"] = probe_listen_problem(server.probe_listen)
+        if metrics.listen is not None:
+            messages["metrics.listen"] = metrics_listen_problem(metrics.listen, insecure=insecure)
+        self.problems += [Problem(path, message) for path, message in messages.items() if message]
+
+    def _tls_files(self, tls: TlsSection) -> TlsFiles | None:
+        """The files of the section, from the file's folder (from the working directory if a flag or a variable names
+        them); None without TLS, or where one of a pair is missing."""
+        stated = {key: value for key, value in tls if value is not None}
+        if not stated:
+            return None
+        missing = [key for key in ("certificate", "key") if key not in stated]
+        self.problems += [Problem(f"tls.{key}", f"is required beside tls.{min(stated)}") for key in missing]
+        if missing:
+            return None
+        paths = {
+            key: absolute_path(value, Path() if f"tls.{key}" in self.said_by else self.directory)
+            for key, value in stated.items()
+        }
+        return TlsFiles(**paths)
+
+    def _identity(self, files: TlsFiles) -> TlsIdentity | None:
+        """What the files hold; None where that is a problem."""
+        try:
+            identity, warnings = read_identity(files)
+        except ConfigError as error:
+            self.problems += error.problems
+            return None
+        self.warnings += warnings
+        return identity
 
     def _check_endpoint(self, tracing: TracingSection) -> None:
         message = "" if tracing.endpoint is None else endpoint_problem(tracing.endpoint, insecure=tracing.insecure)
@@ -291,7 +345,7 @@ class _Reading:
             self.problems += found
             folder = local_folder(model, self.directory)
             if not found and folder is not None:
-                companions = [named_folder(each, self.directory) for each in (model.adapter_path, model.draft_model)]
+                companions = [named_path(each, self.directory) for each in (model.adapter_path, model.draft_model)]
                 folders = Folders(folder, *companions)
                 yield i, model, folders, read_facts(*folders)
 

@@ -22,7 +22,7 @@ def plan_lines(config: Config, working_set_nbytes: int) -> Iterator[str]:
     yield ""
     yield from _residents(config)
     yield from _togetherness(config)
-    for warning in report.warnings:
+    for warning in (*report.warnings, *config.warnings):
         yield f"warning: {warning}"
     for name, damage in config.damage.items():
         for line in damage[:8]:

@@ -8,7 +8,7 @@ from inferd_server.core.errors import echo
 from inferd_server.core.model import ModelEntry, Strategy
 from inferd_server.registry.catalog import ModelFacts
 
-from .entry import GIBIBYTE, folder_problem, local_folder, named_folder
+from .entry import GIBIBYTE, folder_problem, local_folder, named_path
 from .problems import Location, Problem, dotted, hints, nested_section
 from .schema import Later, ManagerSection, ModelSection, Section
 
@@ -85,7 +85,7 @@ def source_problems(raw: Mapping[str, Any], model: ModelSection, i: int, directo
 def companion_problems(model: ModelSection, i: int, directory: Path) -> Iterator[Problem]:
     """An adapter and a draft model are folders that exist."""
     for key in ("adapter_path", "draft_model"):
-        folder = named_folder(getattr(model, key), directory)
+        folder = named_path(getattr(model, key), directory)
         problem = "" if folder is None else folder_problem(folder)
         if problem:
             yield Problem(f"models[{i}].{key}", problem.replace("a model's folder", "a folder"))

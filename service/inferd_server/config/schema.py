@@ -67,6 +67,9 @@ PreemptedRequests = Literal["resume", "abort"]
 Isolation = Literal["thread", "process"]
 ToolCallParser = Annotated[str, _one_of(TOOL_CALL_PARSERS), Allowed("one of " + ", ".join(TOOL_CALL_PARSERS))]
 ReasoningParser = Annotated[str, _one_of(REASONING_PARSERS), Allowed("one of " + ", ".join(REASONING_PARSERS))]
+SocketMode = Annotated[
+    str, StringConstraints(pattern=r"^0?[0-7]{3}\z"), Allowed('octal digits in quotes, such as "0600" or "0660"')
+]
 LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -107,6 +110,10 @@ class ServerSection(Section):
     """The process: where it listens, how it stops, what it limits."""
 
     listen: Text = _key("127.0.0.1:50051", "HOST:PORT (port 0: any free one) or unix:/path")
+    socket_mode: SocketMode = _key("0600", "who may connect to a unix: socket: its file's mode")
+    probe_listen: Text | None = _key(
+        None, "HOST:PORT that answers health checks alone, in plaintext and to anyone; null: none"
+    )
     drain_delay_s: Seconds = _key(3.0, "after SIGTERM: go on serving so long, until load balancers have noticed")
     drain_timeout_s: Seconds = _key(30.0, "then: let running requests finish for so long")
     max_message_mib: MessageMebibytes = _key(64, "largest message, both ways")
@@ -233,9 +240,18 @@ class TracingSection(Section):
     record_prompts: bool = _key(False, "put the texts of prompts into traces")
 
 
+class TlsSection(Section):
+    """Encryption, and who may connect. Files in PEM form, relative to this file, read again when they change."""
+
+    certificate: Text | None = _key(
+        None, "the server's certificate, and those that lead to its authority; null: no TLS"
+    )
+    key: Text | None = _key(None, "the certificate's private key")
+    client_ca: Text | None = _key(None, "clients must present a certificate that one of these authorities issued")
+
+
 LATER_SECTIONS = {
     "auth": "this version knows no keys",
-    "tls": "this version serves without TLS",
     "limits": "this version has no rate limits",
 }
 SECTIONS: dict[str, type[Section]] = {
@@ -245,5 +261,6 @@ SECTIONS: dict[str, type[Section]] = {
     "logging": LoggingSection,
     "metrics": MetricsSection,
     "tracing": TracingSection,
+    "tls": TlsSection,
 }
 MAX_MODELS = 4096

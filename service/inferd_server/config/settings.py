@@ -1,11 +1,11 @@
-"""Settings that can also be given outside the file: each key of `server`, `logging`, `metrics` and `tracing`."""
+"""Settings that can also be given outside the file: each key of a plain section as flag and variable."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args, get_origin
 
 from .problems import hints, nested_section
-from .schema import LoggingSection, MetricsSection, Section, ServerSection, TracingSection
+from .schema import LoggingSection, MetricsSection, Section, ServerSection, TlsSection, TracingSection
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ SETTINGS: tuple[Setting, ...] = (
     *_settings(LoggingSection, ("logging",), "log_"),
     *_settings(MetricsSection, ("metrics",), "metrics_"),
     *_settings(TracingSection, ("tracing",), "tracing_"),
+    *_settings(TlsSection, ("tls",), "tls_"),
 )
 
 

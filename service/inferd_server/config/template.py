@@ -13,6 +13,7 @@ from .schema import (
     ModelSection,
     Section,
     ServerSection,
+    TlsSection,
     TracingSection,
 )
 from .settings import SETTINGS
@@ -25,7 +26,7 @@ def default_file() -> str:
     """The text of the file: valid YAML; valid configuration once `path` names a model's folder."""
     lines = [
         "# inferd's configuration: every key at its default.",
-        "# Keys of server, logging, metrics and tracing also have a flag (--drain-timeout-s, --metrics-listen) and a",
+        "# Keys of all other sections than manager and models also have a flag (--drain-timeout-s, --tls-key) and a",
         "# variable (INFERD_DRAIN_TIMEOUT_S, ...), those of server.defaults as --default-... and INFERD_DEFAULT_...;",
         "# flag > variable > file > default.",
         "# `inferd check FILE` says whether a file is valid and what fits in memory.",
@@ -47,6 +48,9 @@ def default_file() -> str:
         "",
         "tracing:",
         *_keys(TracingSection, 1),
+        "",
+        "tls:",
+        *_keys(TlsSection, 1),
     ]
     return "\n".join(lines) + "\n"
 
@@ -57,7 +61,7 @@ def reference() -> str:
     rows = ["| key | default | allowed | meaning | outside the file |", "| --- | --- | --- | --- | --- |"]
     sections = (("server", ServerSection), ("manager", ManagerSection), ("models[]", ModelSection))
     watching = (("logging", LoggingSection), ("metrics", MetricsSection), ("tracing", TracingSection))
-    for prefix, section in (*sections, *watching):
+    for prefix, section in (*sections, *watching, ("tls", TlsSection)):
         rows += [_row(*row, flags) for row in _walk(section, prefix)]
     return "\n".join(rows) + "\n"
 
@@ -113,4 +117,6 @@ def _scalar(value: object) -> str:
         return f"[{', '.join(_scalar(item) for item in value)}]"
     if isinstance(value, float):
         return f"{value:g}"
+    if isinstance(value, str) and value.isdecimal():  # else YAML would read a number
+        return f'"{value}"'
     return value.value if isinstance(value, StrEnum) else str(value)

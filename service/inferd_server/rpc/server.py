@@ -10,13 +10,16 @@ from inferd.v1 import inference_service_pb2, inference_service_pb2_grpc, model_s
 from inferd_server.core.errors import reader_stalled, server_shutdown
 from inferd_server.core.model import Clock
 from inferd_server.core.observer import UNOBSERVED, Observer, Tracer
+from inferd_server.core.tls import TlsIdentity
 
+from .certificates import Certificates
 from .health import Health, HealthServicer
 from .inference import InferenceServicer
 from .interceptors.access_log import access_log
 from .interceptors.around import Around
 from .interceptors.edge import edge
 from .interceptors.gate import gate
+from .interceptors.identify import identify
 from .interceptors.observing import observing
 from .interceptors.tracing import tracing
 from .listening import ListenSettings, bind
@@ -28,6 +31,7 @@ __all__ = ["ListenSettings", "Server", "ServerInfo", "Services"]
 
 STALLED_WRITE_SECONDS = 60.0
 """A reader that takes nothing for so long loses its stream: its request would hold its model for ever."""
+PROBE_MESSAGE_NBYTES = 4096
 SERVICE_NAMES = (
     inference_service_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
     model_service_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
@@ -68,11 +72,14 @@ class Server:
         # handlers raise.
         watched = [] if observer is UNOBSERVED else [observing(observer, clock)]
         traced = [] if tracer is None else [tracing(tracer)]
-        layers = [access_log(clock), *watched, *traced, edge, gate(services.lifecycle)]
+        identified = [identify] if listen.identity and listen.identity.client_authorities else []
+        layers = [access_log(clock), *watched, *traced, *identified, edge, gate(services.lifecycle)]
         self._around = Around(layers, clock=clock)
+        self._certificates = None if listen.identity is None else Certificates(listen.identity)
         self._server = grpc.aio.server(interceptors=[self._around], options=server_options(listen.max_message_nbytes))
-        health = Health(services.lifecycle, services.registry)
-        health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(health), self._server)
+        health = HealthServicer(Health(services.lifecycle, services.registry))
+        health_pb2_grpc.add_HealthServicer_to_server(health, self._server)
+        self._probe = None if listen.probe_address is None else self._probe_server(health)
         inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(
             InferenceServicer(services, clock=clock), self._server
         )
@@ -80,19 +87,38 @@ class Server:
         if services.reflection:
             add_reflection(self._server, SERVICE_NAMES)
         self._address = ""
+        self.probe_address = ""
         self._watchdog: asyncio.Task[None] | None = None
 
+    def _probe_server(self, health: HealthServicer) -> grpc.aio.Server:
+        """What answers health checks alone: the prober has no certificate, and learns nothing else."""
+        server = grpc.aio.server(interceptors=[self._around], options=server_options(PROBE_MESSAGE_NBYTES))
+        health_pb2_grpc.add_HealthServicer_to_server(health, server)
+        return server
+
     async def start(self) -> str:
-        """Open the port; returns the bound address with the real port.
+        """Open the port, and that of the probes (then `probe_address` says where); returns the bound address with the
+        real port.
 
         Raises:
             OSError: the address can't be bound; the message names it.
             ValueError: it is no address.
         """
-        self._address = await bind(self._server, self._listen.address)
+        credentials = None if self._certificates is None else self._certificates.credentials()
+        self._address = await bind(
+            self._server, self._listen.address, credentials=credentials, socket_mode=self._listen.socket_mode
+        )
+        if self._probe is not None and self._listen.probe_address is not None:
+            self.probe_address = await bind(self._probe, self._listen.probe_address)
+            await self._probe.start()
         await self._server.start()
         self._watchdog = asyncio.create_task(self._end_stalled_streams())
         return self._address
+
+    def present(self, identity: TlsIdentity) -> None:
+        """Show new connections this identity; for a server that was given one."""
+        if self._certificates is not None:
+            self._certificates.present(identity)
 
     def end_watches(self) -> None:
         """End the open watches, which would hold `stop` for its whole grace, and each that still comes."""
@@ -105,7 +131,8 @@ class Server:
         self.end_watches()
         if self._watchdog is not None:
             self._watchdog.cancel()
-        await self._server.stop(grace_seconds)
+        servers = [self._server] if self._probe is None else [self._server, self._probe]
+        await asyncio.gather(*(server.stop(grace_seconds) for server in servers))
         return await self._around.finished(max(grace_seconds, 1.0))
 
     async def _end_stalled_streams(self) -> None:

@@ -42,6 +42,8 @@ def _parts(call: Call, seconds: float) -> dict[str, object]:
         "model": call.account.model or call.model,
         "peer": call.peer,
     }
+    if call.client:
+        parts["client"] = call.client
     if call.trace.trace_id:
         parts["trace_id"] = call.trace.trace_id
     return {**parts, **_generation_parts(call.account)}

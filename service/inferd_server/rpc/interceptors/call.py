@@ -24,6 +24,7 @@ class Call:
         request_id: the caller's id, or the server's once it made one; safe to log.
         model: the name asked for; safe to log.
         model_as_asked: the same, whole: any text.
+        client: the name in the client's certificate, "" without one; safe to log.
         code, reason: how it ended; set by interceptors/edge.py.
         account: what its generation request came to.
         trace: its trace.
@@ -41,6 +42,7 @@ class Call:
         self.request_id = ""
         self.model = ""
         self.model_as_asked = ""
+        self.client = ""
         self.code = grpc.StatusCode.OK
         self.reason = ""
         self.account = Account()
