@@ -40,6 +40,7 @@ from inferd_server.text.texts import Texts
 
 if TYPE_CHECKING:
     from inferd_server.telemetry.monitoring import Monitoring
+    from inferd_server.telemetry.tracing import Tracing
 
 log = logging.getLogger("inferd.app")
 
@@ -118,6 +119,7 @@ class App:
         self._registry = Registry(entries(config), self._loader, limits, active_nbytes=device.active_nbytes)
         self._texts = Texts()
         self._monitoring = self._make_monitoring(figures)
+        self._tracing = self._make_tracing()
         observer = UNOBSERVED if self._monitoring is None else self._monitoring.metrics
         self._loader.observer = observer
         self._generations = Generations(self._registry, self._texts, _serving_options(config), observer=observer)
@@ -135,6 +137,7 @@ class App:
             Services(self._generations, self._registry, self._lifecycle, info),
             _listen_settings(config),
             observer=observer,
+            tracer=self._tracing,
         )
         files, identity = config.tls_files, config.identity
         self._certificate = None if files is None or identity is None else IdentityWatch(files, identity)
@@ -152,6 +155,21 @@ class App:
         build = Build(version("inferd"), figures.mlx_version, figures.device)
         return Monitoring(listen, self._registry, build, lambda: self._lifecycle.phase is Phase.READY)
 
+    def _make_tracing(self) -> "Tracing | None":
+        tracing = self._config.tracing
+        if tracing.endpoint is None:
+            return None
+        # Imported here: a server that is not traced needs no OpenTelemetry.
+        from inferd_server.telemetry.tracing import Tracing  # noqa: PLC0415
+
+        return Tracing(
+            tracing.endpoint,
+            version=version("inferd"),
+            sample_ratio=tracing.sample_ratio,
+            insecure=tracing.insecure,
+            record_prompts=tracing.record_prompts,
+        )
+
     def _work_limit(self, config: Config) -> int:
         if self._fixed_work_limit is not None:
             return self._fixed_work_limit
@@ -159,7 +177,7 @@ class App:
 
     async def run(self, announce: Callable[[str], None]) -> int:
         """Serve until a signal; returns the exit code."""
-        async with self._monitoring or contextlib.nullcontext():
+        async with self._monitoring or contextlib.nullcontext(), self._tracing or contextlib.nullcontext():
             return await self._serve(announce)
 
     async def _serve(self, announce: Callable[[str], None]) -> int:

@@ -13,7 +13,7 @@ from fakes.generations import FakeGenerations
 from fakes.registry import FakeRegistry
 from inferd.v1 import inference_service_pb2_grpc, model_service_pb2_grpc
 from inferd_server.core.model import ContentionPolicy, Strategy
-from inferd_server.core.observer import UNOBSERVED, Observer
+from inferd_server.core.observer import UNOBSERVED, Observer, Tracer
 from inferd_server.rpc.server import ListenSettings, Server, ServerInfo, Services
 from inferd_server.serving.lifecycle import Lifecycle, Phase
 
@@ -59,12 +59,13 @@ async def open_world(
     phase: Phase = Phase.READY,
     clock: Callable[[], float] = time.monotonic,
     observer: Observer = UNOBSERVED,
+    tracer: Tracer | None = None,
 ) -> AsyncIterator[World]:
     """A server with a client; READY unless told otherwise."""
     generations, registry, lifecycle = FakeGenerations(), registry or FakeRegistry(), Lifecycle()
     lifecycle.advance(phase)
     services = Services(generations, registry, lifecycle, info or server_info())
-    server = Server(services, ListenSettings(address, MAX_MESSAGE), clock=clock, observer=observer)
+    server = Server(services, ListenSettings(address, MAX_MESSAGE), clock=clock, observer=observer, tracer=tracer)
     bound = await server.start()
     try:
         async with grpc.aio.insecure_channel(bound) as channel:

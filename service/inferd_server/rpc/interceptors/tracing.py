@@ -25,14 +25,9 @@ def tracing(tracer: Tracer) -> Callable[[Call], AbstractAsyncContextManager[None
 
 
 def _carried(context: Context) -> dict[str, str]:
-    """What the metadata says of a trace. A traceparent that comes twice is none (W3C Trace Context, 3.3.1)."""
-    found: dict[str, list[str]] = {}
-    for key, value in context.invocation_metadata() or ():
-        if key in CARRIED and isinstance(value, str):
-            found.setdefault(key, []).append(value)
-    if len(found.get("traceparent", ())) != 1:
-        return {}
-    return {key: ",".join(values) for key, values in found.items()}
+    """What the metadata says of a trace."""
+    metadata = context.invocation_metadata() or ()
+    return {key: value for key, value in metadata if key in CARRIED and isinstance(value, str)}
 
 
 def _end(call: Call) -> CallEnd:

@@ -1,0 +1,105 @@
+"""What spans say: names after OpenTelemetry's conventions for RPC and GenAI, else `inferd.…`.
+
+No text of a prompt, a stop sequence or an output, unless `of_prompt` is asked for.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+
+from inferd_server.core.errors import echo
+from inferd_server.core.generation import ChatPrompt, GenerationRequest, Prompt, RawPrompt
+from inferd_server.core.observer import CallEnd
+
+Attributes = Mapping[str, str | int | float | bool | list[str]]
+
+SERVER_ERRORS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
+"""Codes that say that the server failed; others are the caller's or a refusal, and no error of a server's span."""
+
+MAX_PROMPT_CHARACTERS = 32_768
+
+
+def of_call(method: str) -> Attributes:
+    """Of an RPC as it begins."""
+    return {"rpc.system.name": "grpc", "rpc.method": method.removeprefix("/")}
+
+
+def of_request(request: GenerationRequest) -> Attributes:
+    """What a generation request asks for."""
+    sampling = request.sampling
+    asked = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "seed": sampling.seed,
+        "max_tokens": request.stop.max_tokens,
+    }
+    return {
+        "gen_ai.operation.name": "chat" if isinstance(request.prompt, ChatPrompt) else "text_completion",
+        "gen_ai.provider.name": "inferd",
+        "gen_ai.request.model": echo(request.model),
+        "inferd.priority": request.scheduling.priority,
+        # A seed may have 64 bits without a sign, an attribute has one.
+        **{f"gen_ai.request.{key}": _signed(value) for key, value in asked.items() if value is not None},
+    }
+
+
+def _signed(value: float) -> float:
+    return value - 2**64 if isinstance(value, int) and value >= 2**63 else value
+
+
+def of_prompt(prompt: Prompt) -> Attributes:
+    """The texts of a prompt, up to MAX_PROMPT_CHARACTERS in all; a prompt of token ids has none."""
+    messages = [
+        {"role": role, "parts": [{"type": "text", "content": text}]} for role, text in _cut(list(_texts(prompt)))
+    ]
+    return {"gen_ai.input.messages": json.dumps(messages)} if messages else {}
+
+
+def _texts(prompt: Prompt) -> Iterator[tuple[str, str]]:
+    if isinstance(prompt, RawPrompt):
+        yield "user", prompt.text
+    elif isinstance(prompt, ChatPrompt):
+        for message in prompt.messages:
+            for text in message.text_parts:
+                yield message.role.value, text
+
+
+def _cut(texts: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    left = MAX_PROMPT_CHARACTERS
+    for role, text in texts:
+        if left <= 0:
+            return
+        yield role, text[:left]
+        left -= len(text) + 1
+
+
+def of_end(end: CallEnd) -> Attributes:
+    """How an RPC ended."""
+    host, _, port = end.peer.rpartition(":")
+    attributes: dict[str, str | int | float | bool | list[str]] = {"rpc.response.status_code": end.code}
+    if port.isdecimal():
+        attributes |= {"network.peer.address": host.strip("[]"), "network.peer.port": int(port)}
+    if end.code != "OK":
+        attributes["error.type"] = end.reason or end.code
+    if end.model:
+        attributes["inferd.model"] = end.model
+    if end.request_id:
+        attributes["inferd.request_id"] = end.request_id
+    return {**attributes, **_of_generation(end)} if end.load_generation else attributes
+
+
+def _of_generation(end: CallEnd) -> Attributes:
+    """Of a generation request that had a row."""
+    finish = {"gen_ai.response.finish_reasons": [end.finish_reason]} if end.finish_reason else {}
+    return {
+        "gen_ai.response.model": end.model,
+        "gen_ai.response.id": end.request_id,
+        "gen_ai.usage.input_tokens": end.usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": end.usage.completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": end.usage.cached_prompt_tokens,
+        "inferd.load_generation": end.load_generation,
+        "inferd.preemptions": end.preemptions,
+        **finish,
+    }
