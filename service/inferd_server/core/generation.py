@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from .constraints import Constraint, Grammar
-from .media import Blob
+from .media import Blob, PictureFeatures
 from .model import ContentionPolicy
 
 
@@ -202,6 +202,7 @@ class DecodeRequest:
         grammar: what the output has to follow, from its first token (emitted_ids included) on.
         cache_identity: whose prefixes it may reuse, and who may reuse its own: those of the same identity.
         session_id: the conversation it belongs to; its prefix is kept longer than others. "" for none.
+        pictures: what is shown at the placeholders in prompt_ids; None for text alone.
     """
 
     prompt_ids: tuple[int, ...]
@@ -213,6 +214,7 @@ class DecodeRequest:
     grammar: Grammar | None = None
     cache_identity: str = ""
     session_id: str = ""
+    pictures: PictureFeatures | None = None
 
     @property
     def context_tokens(self) -> int:

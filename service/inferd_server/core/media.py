@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 
 class MediaKind(StrEnum):
@@ -66,3 +67,19 @@ class MediaLimits:
             max_image_pixels=min(self.max_image_pixels, other.max_image_pixels),
             max_request_pixels=min(self.max_request_pixels, other.max_request_pixels),
         )
+
+
+class PictureFeatures(Protocol):
+    """What an engine reads the pictures of one prompt from; opaque to all others, who carry it around."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds."""
+
+    @property
+    def tokens(self) -> int:
+        """How many of the prompt's tokens stand for pictures."""
+
+    @property
+    def identity(self) -> str:
+        """The same for the same pictures in the same order, and different for others."""

@@ -5,7 +5,7 @@ time that Python takes for one step's tokens is hidden behind the next step's co
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,10 +42,18 @@ class DecodeBatch:
     Args:
         vocabulary_size: width of the logits.
         prefixes: where the caches of rows that leave are stored.
+        row_inputs: what a model call takes beside ids and caches for some rows.
     """
 
-    def __init__(self, model: Any, vocabulary_size: int, prefixes: PrefixCache) -> None:
+    def __init__(
+        self,
+        model: Any,
+        vocabulary_size: int,
+        prefixes: PrefixCache,
+        row_inputs: Callable[[Sequence[Row]], dict[str, Any]] = lambda rows: {},
+    ) -> None:
         self._model = model
+        self._find_row_inputs = row_inputs
         self._vocabulary_size = vocabulary_size
         self._prefixes = prefixes
         self._launches = 0
@@ -205,6 +213,7 @@ class DecodeBatch:
         positions = [row.position(self._launches) for row in self._rows]
         wanted = [request.top_logprobs for request in requests]
         self._next_last = min(row.last_launch for row in self._rows)
+        self._row_inputs = self._find_row_inputs(self._rows)
         self._sampler = Sampler([(r.sampling, p) for r, p in zip(requests, positions, strict=True)])
         is_shaping = any(is_shaped(request.sampling) for request in requests)
         self._shaping = Shaping(self._rows, self._launches, self._vocabulary_size) if is_shaping else None
@@ -218,7 +227,7 @@ class DecodeBatch:
         if not self._rows:
             return None
         self._forwards += 1
-        return self._model(self._inputs[:, None], cache=self._caches)[:, -1]
+        return self._model(self._inputs[:, None], cache=self._caches, **self._row_inputs)[:, -1]
 
     def _draw(self, logits: Any) -> _Launch | None:
         """Launch what remains of a model call: everything from its logits to its tokens."""

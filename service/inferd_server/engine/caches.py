@@ -12,9 +12,13 @@ from typing import Any
 import mlx.core as mx
 
 from .memory import KV_BLOCK_TOKENS, CacheNeed
-from .upstream import KVCache, QuantizedKVCache, make_prompt_cache
+from .upstream import QuantizedKVCache, make_prompt_cache
 
 Caches = list[Any]
+
+PLAIN = "KVCache"
+LIBRARIES = ("mlx_lm.models.cache", "mlx_vlm.models.cache")
+"""mlx_vlm has classes of its own with the same names and attributes."""
 
 
 def fresh(model: Any) -> Caches:
@@ -184,7 +188,9 @@ def can_cut(caches: Caches) -> bool:
 
 def are_plain(caches: Caches) -> bool:
     """Whether every layer has a plain KV cache and uses it (some models share one among layers)."""
-    return all(type(layer) is KVCache and not layer.empty() for layer in caches)
+    return all(type(layer).__name__ == PLAIN and type(layer).__module__ in LIBRARIES for layer in caches) and not any(
+        layer.empty() for layer in caches
+    )
 
 
 def copied(caches: Caches) -> Caches:

@@ -4,14 +4,14 @@ import gc
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any
 
 import mlx.core as mx
 
-from inferd_server.core.errors import FieldViolation, invalid_parameter
+from inferd_server.core.errors import FieldViolation, InferdError, invalid_parameter
 from inferd_server.core.generation import DecodeRequest, Sampling, Token
 from inferd_server.core.model import Clock, EngineSettings, LoadAbandoned, Loading
 
@@ -19,7 +19,7 @@ from . import caches as cache
 from .batch import DecodeBatch
 from .device import bound_buffer_cache, release_unused
 from .engine import Engine, StepResult
-from .loading import MODEL_ERRORS, LoadedModel, explain, load_language_model
+from .loading import MODEL_ERRORS, LoadedModel, Read, explain, load_checked, read_language_model
 from .memory import Footprint, footprint
 from .pacing import Pacing
 from .prefill import Prefill
@@ -45,15 +45,32 @@ def open_language_engine(settings: EngineSettings, loading: Loading, *, clock: C
         InferdError: why the load failed; nothing of it is left in memory.
         LoadAbandoned: likewise.
     """
+    return open_engine(settings, loading, read_language_model, clock=clock)
+
+
+def open_engine(
+    settings: EngineSettings, loading: Loading, read: Read, make: "Make | None" = None, clock: Clock = time.monotonic
+) -> Engine:
+    """The same for a model that is read in another way.
+
+    Args:
+        make: makes the engine of what was loaded, or refuses it by raising; None: as it is.
+
+    Raises:
+        InferdError: why the load failed; nothing of it is left in memory.
+        LoadAbandoned: likewise.
+    """
     bound_buffer_cache()
-    loaded = load_language_model(settings, loading)
+    loaded = load_checked(settings, loading, read)
     failure: Exception
     try:
-        engine = LanguageEngine(settings, loaded, clock)
+        engine = (make or LanguageEngine)(settings, loaded, clock)
         engine.warm_up()
         if not loading.abandoned:
             return engine
         failure = LoadAbandoned()
+    except InferdError as error:
+        failure = InferdError(error.reason, error.message, facts=error.facts)
     except MODEL_ERRORS as error:
         failure = explain(settings, error)
     engine = loaded = None  # type: ignore[assignment]  # the frame lives on in the exception's traceback
@@ -68,6 +85,7 @@ class LanguageEngine:
         self._settings = settings
         self._clock = clock
         self._model: Any = loaded.model
+        self._sight = loaded.sight
         self._weights_nbytes = loaded.weights_nbytes
         if settings.kv_bits:
             cache.quantize(self._model, settings.kv_bits, settings.kv_group_size)
@@ -173,7 +191,7 @@ class LanguageEngine:
 
     def close(self) -> None:
         """Drop the model and caches and clear the buffer cache; nothing may be called afterwards."""
-        self._model = None
+        self._model = self._sight = None
         self._start_empty()
         self._drafting = None
         mx.synchronize()
@@ -195,11 +213,15 @@ class LanguageEngine:
         most_tokens = self._pacing.piece_tokens(self._batch.has_work)
         piece = self._prefill.advance(self.max_rows - len(self._batch), most_tokens)
         self._pacing.note_prefill(piece.tokens)
+        if piece.failed is not None:
+            return self._result([Token(piece.failed.uid, 0, failure="the model does not take these pictures")])
+        if piece.picture_tokens:
+            self._pacing.note_pictures()
         if piece.caches is not None:
             self._store(piece.ready, piece.caches)
             self._batch.join(piece.ready, piece.caches)
         self._batch.launch()
-        return StepResult([], piece.tokens)
+        return StepResult([], piece.tokens, piece.picture_tokens)
 
     def _decode(self) -> list[Token]:
         if self._drafting is not None:
@@ -230,8 +252,11 @@ class LanguageEngine:
     def _start_empty(self) -> None:
         self._rows: dict[int, Row] = {}
         self._prefixes = PrefixCache(self._model, self._prefix_cache_nbytes, can_cut=self._can_cut)
-        self._prefill = Prefill(self._model, self._batching, self._prefixes)
-        self._batch = DecodeBatch(self._model, self._width, self._prefixes)
+        self._prefill = Prefill(self._model, self._batching, self._prefixes, self._sight)
+        if self._sight is None:
+            self._batch = DecodeBatch(self._model, self._width, self._prefixes)
+        else:
+            self._batch = DecodeBatch(self._model, self._width, self._prefixes, self._sight.decode_inputs)
         settings = self._settings
         if self._drafting is not None:
             self._drafting.forget()
@@ -253,8 +278,13 @@ class LanguageEngine:
             raise invalid_parameter([FieldViolation("prompt", f"token ids must lie between 0 and {limit}")])
         numbers = [sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty]
         numbers += [sampling.presence_penalty, sampling.frequency_penalty, *sampling.logit_bias.values()]
+        if request.pictures is not None and self._sight is None:
+            raise invalid_parameter([FieldViolation("chat", "this model takes no pictures")])
         if request.max_tokens < 1 or not all(map(math.isfinite, numbers)):
             raise invalid_parameter([FieldViolation("sampling", "every number must be finite, and max_tokens >= 1")])
+
+
+Make = Callable[[EngineSettings, LoadedModel, Clock], LanguageEngine]
 
 
 def _vocabulary_size(config: dict[str, Any]) -> int:

@@ -5,11 +5,11 @@ A failed load leaves nothing behind: errors leave here as fresh exceptions, sinc
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -22,6 +22,9 @@ from .checks import check_model_folder
 from .device import release_unused
 from .headers import INDEX_FILE, weight_files
 from .upstream import load_adapters, load_model
+
+if TYPE_CHECKING:
+    from .sight import SightedModel  # it imports mlx_vlm
 
 PIECE_NBYTES = 32 << 20
 """Weights are read in pieces of about this size."""
@@ -42,12 +45,19 @@ class LoadedModel:
 
     model: Any
     config: dict[str, Any]
-    weights_nbytes: int
+    weights_nbytes: int = 0
     draft: Any = None
+    sight: "SightedModel | None" = None
 
 
-def load_language_model(settings: EngineSettings, loading: Loading) -> LoadedModel:
+Read = Callable[[EngineSettings], LoadedModel]
+
+
+def load_checked(settings: EngineSettings, loading: Loading, read: Read) -> LoadedModel:
     """Check the folder and load the model.
+
+    Args:
+        read: makes the model of a folder, with its weights still unread.
 
     Raises:
         InferdError: MODEL_CORRUPT, MODEL_UNSUPPORTED or MODEL_LOAD_FAILED.
@@ -56,7 +66,7 @@ def load_language_model(settings: EngineSettings, loading: Loading) -> LoadedMod
     check_model_folder(settings)
     failure: Exception
     try:
-        return _load(settings, loading)
+        return _with_weights(read(settings), loading)
     except LoadAbandoned:
         failure = LoadAbandoned()
     except MODEL_ERRORS as error:
@@ -65,13 +75,19 @@ def load_language_model(settings: EngineSettings, loading: Loading) -> LoadedMod
     raise failure
 
 
-def _load(settings: EngineSettings, loading: Loading) -> LoadedModel:
-    with _folder_of_weights(settings.path) as folder:
+def read_language_model(settings: EngineSettings) -> LoadedModel:
+    """mlx_lm's model, its adapter laid over it, and its draft model."""
+    with folder_of_weights(settings.path) as folder:
         model, config = load_model(folder, lazy=True, trust_remote_code=settings.trust_remote_code)
     if settings.adapter_path:
         _adapt(model, settings.adapter_path)
     draft = None if settings.draft_path is None else _load_draft(settings, settings.draft_path)
-    arrays = [array for part in (model, draft) if part for _, array in tree_flatten(part.parameters())]
+    return LoadedModel(model, config, draft=draft)
+
+
+def _with_weights(loaded: LoadedModel, loading: Loading) -> LoadedModel:
+    parts = [part for part in (loaded.model, loaded.draft) if part is not None]
+    arrays = [array for part in parts for _, array in tree_flatten(part.parameters())]
     total = sum(array.nbytes for array in arrays)
     done = 0
     _report(loading, done, total)
@@ -79,7 +95,8 @@ def _load(settings: EngineSettings, loading: Loading) -> LoadedModel:
         mx.eval(piece)
         done += sum(array.nbytes for array in piece)
         _report(loading, done, total)
-    return LoadedModel(model, config, total, draft)
+    loaded.weights_nbytes = total
+    return loaded
 
 
 def _load_draft(settings: EngineSettings, path: Path) -> Any:
@@ -89,7 +106,7 @@ def _load_draft(settings: EngineSettings, path: Path) -> Any:
         DraftError: it can't be loaded.
     """
     try:
-        with _folder_of_weights(path) as folder:
+        with folder_of_weights(path) as folder:
             return load_model(folder, lazy=True, trust_remote_code=settings.trust_remote_code)[0]
     except MODEL_ERRORS as error:
         raise DraftError(f"{type(error).__name__}: {error}") from None
@@ -131,7 +148,7 @@ def _pieces(arrays: list[Any]) -> Iterator[list[Any]]:
 
 
 @contextmanager
-def _folder_of_weights(folder: Path) -> Iterator[Path]:
+def folder_of_weights(folder: Path) -> Iterator[Path]:
     """A folder whose `model*.safetensors`, which mlx_lm reads, are just the model's weight files.
 
     Usually the model's own; else a temporary one with links (an index that leaves out stray shards, other file names).

@@ -35,6 +35,7 @@ class Pacing:
         self._clock = clock
         self._gap_began = clock()
         self._prefilled = 0
+        self._has_pictures = False
         self._decode_seconds = 0.0
         self._token_seconds = 0.0  # of one prefilled token; 0 until measured
 
@@ -66,11 +67,18 @@ class Pacing:
         """A piece of prefill was launched."""
         self._prefilled += tokens
 
+    def note_pictures(self) -> None:
+        """Pictures were looked at: the gap they fall in measures neither decoding nor prefill."""
+        self._has_pictures = True
+
     def note_read(self) -> None:
         """A decode step's tokens were read: the gap since the last time, or since work began, is over."""
         now = self._clock()
         gap, tokens = now - self._gap_began, self._prefilled
         self._gap_began, self._prefilled = now, 0
+        if self._has_pictures:
+            self._has_pictures = False
+            return
         if not tokens:
             self._decode_seconds = _blend(self._decode_seconds, gap, weight=0.2)
             return

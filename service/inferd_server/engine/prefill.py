@@ -5,17 +5,26 @@ prompt that is longer than a piece goes alone, chunk by chunk; those that fit in
 for the model.
 """
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from inferd_server.core.media import PictureFeatures
+
 from . import caches as cache
 from .device import start
+from .loading import MODEL_ERRORS
 from .prefix_cache import PrefixCache
 from .row import Row
+
+if TYPE_CHECKING:
+    from .sight import SightedModel  # it imports mlx_vlm
+
+log = logging.getLogger("inferd.engine")
 
 OLDEST_EVERY = 4
 """One piece in so many goes to the prompt that waited longest: it gets this share however many shorter ones come."""
@@ -36,18 +45,24 @@ class Batching:
 
 @dataclass(slots=True)
 class Piece:
-    """What one step did: tokens prefilled, and rows ready to decode with a batch of their caches (one row: its own)."""
+    """What one step did: tokens prefilled, and rows ready to decode with a batch of their caches (one row: its own); or
+    pictures looked at, and the row whose pictures the model refused."""
 
     tokens: int = 0
     ready: Sequence[Row] = ()
     caches: cache.Caches | None = None
+    picture_tokens: int = 0
+    failed: Row | None = None
 
 
 class Prefill:
     """Sequences that wait for prefill or are in it, in order of arrival."""
 
-    def __init__(self, model: Any, batching: Batching, prefixes: PrefixCache) -> None:
+    def __init__(
+        self, model: Any, batching: Batching, prefixes: PrefixCache, sight: "SightedModel | None" = None
+    ) -> None:
         self._model = model
+        self._sight = sight
         self._batching = batching
         self._prefixes = prefixes
         self._waiting: deque[Row] = deque()
@@ -68,7 +83,7 @@ class Prefill:
     def remove(self, row: Row) -> None:
         """Drop a sequence and its cache."""
         self._waiting.remove(row)
-        row.caches = None
+        row.caches = row.seen = None
 
     def advance(self, room: int, most_tokens: int) -> Piece:
         """Launch the next piece of prefill, with sequences waiting and `room` (at least 1) for their rows.
@@ -80,8 +95,10 @@ class Prefill:
             most_tokens: size of the piece, padding included; at least 1.
         """
         first = self._first()
+        if first.request.pictures is not None and first.seen is None:
+            return self._look(first, first.request.pictures)
         self._begin(first)
-        if first.filled or first.unfilled > most_tokens:
+        if first.filled or first.unfilled > most_tokens or first.seen is not None:
             return self._advance_one(first, most_tokens)
         rows = self._companions(first, room, most_tokens)
         # Those that the prefix cache has something for go alone, in their turn.
@@ -102,7 +119,7 @@ class Prefill:
         for row in self._waiting:
             if len(rows) == most:
                 break
-            if row is first or row.filled:
+            if row is first or row.filled or row.request.pictures is not None:
                 continue
             padded = max(longest, row.unfilled)
             if (len(rows) + 1) * padded <= most_tokens:
@@ -124,9 +141,9 @@ class Prefill:
             row.caches = cache.fresh(self._model)
         else:
             mx.eval(cache.states(row.caches))
-        count = min(most_tokens, row.unfilled)
+        count = self._count(row, most_tokens)
         if count:
-            cache.fill(self._model, row.caches, [list(row.context[row.filled : row.filled + count])])
+            self._fill(row, row.caches, row.context[row.filled : row.filled + count])
             start(cache.states(row.caches))
             row.filled += count
         if row.unfilled:
@@ -134,6 +151,32 @@ class Prefill:
         caches, row.caches = row.caches, None
         self._waiting.remove(row)
         return Piece(count, [row], caches)
+
+    def _look(self, row: Row, pictures: PictureFeatures) -> Piece:
+        """Look at a row's pictures: one piece of work, which can't be divided."""
+        assert self._sight is not None, "insert refused it"
+        try:
+            row.seen = self._sight.see(row.request.prompt_ids, pictures)
+        except MODEL_ERRORS as error:
+            log.warning("a prompt's pictures were refused by the model: %s: %s", type(error).__name__, error)
+            self._waiting.remove(row)
+            return Piece(failed=row)
+        row.rope_delta, row.may_be_cut = row.seen.rope_delta, row.seen.may_be_cut
+        return Piece(picture_tokens=pictures.tokens)
+
+    def _count(self, row: Row, most_tokens: int) -> int:
+        """How many tokens of a row the next chunk has."""
+        left = len(row.request.prompt_ids) - row.filled
+        if row.seen is None or left <= 0:
+            return min(most_tokens, row.unfilled)
+        # What follows the prompt (an interrupted run's output) goes without its pictures, so in another chunk.
+        return min(most_tokens if row.may_be_cut else left, row.unfilled, left)
+
+    def _fill(self, row: Row, caches: cache.Caches, ids: Sequence[int]) -> None:
+        if self._sight is None or row.seen is None:
+            cache.fill(self._model, caches, [list(ids)])
+        else:
+            self._sight.fill(row, caches, ids)
 
     def _advance_together(self, rows: Sequence[Row], most_tokens: int) -> Piece:
         """Whole prompts, padded to the longest."""

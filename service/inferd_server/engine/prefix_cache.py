@@ -70,22 +70,30 @@ class PrefixCache:
         computed. None where too little is there to be worth it."""
         if not self._bound_nbytes or len(row.context) <= MIN_TOKENS:
             return None
-        found = self._store.find(row.request.cache_identity, encode(row.context[:-1]))
+        if not row.may_be_cut:
+            return None
+        found = self._store.find(_identity(row), encode(row.context[:-1]))
         return found if found is not None and found.tokens >= MIN_TOKENS else None
 
     def put(self, row: Row, source: cache.Source) -> None:
         """Store a row's caches as they are now: for the first `source.tokens` tokens of its history."""
-        if not self._bound_nbytes or source.tokens < MIN_TOKENS:
+        if not self._bound_nbytes or source.tokens < MIN_TOKENS or not row.may_be_cut:
             return
         data = encode(row.history[: source.tokens])
-        self._store.put(row.request.cache_identity, data, source)
+        self._store.put(_identity(row), data, source)
         if row.request.session_id:
-            self._store.keep(row.request.cache_identity, data)
+            self._store.keep(_identity(row), data)
 
     def bound(self, nbytes: int) -> None:
         """Hold at most so many bytes from now on; what is beyond is dropped at once."""
         self._bound_nbytes = nbytes
         self._store.bound(nbytes)
+
+
+def _identity(row: Row) -> str:
+    """Who may share: the same tokens mean something else beside other pictures."""
+    pictures = row.request.pictures
+    return row.request.cache_identity if pictures is None else f"{row.request.cache_identity}\n{pictures.identity}"
 
 
 class _Blocks:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from inferd_server.core.constraints import ConstraintBroken, Matcher
 from inferd_server.core.generation import DecodeRequest, Token
@@ -24,6 +25,9 @@ class Row:
         is_done: ended, failed or removed; the batch drops it at its next launch.
         matcher: what the next token has to satisfy, where the output is constrained.
         failure: why it can't go on although it is not done yet; told with its next token.
+        seen: what the model made of its pictures, until its prefill is over.
+        rope_delta: how much farther than their number the tokens behind its pictures stand.
+        may_be_cut: whether a beginning of its prompt means the same without the rest.
     """
 
     uid: int
@@ -38,6 +42,9 @@ class Row:
     is_done: bool = False
     matcher: Matcher | None = None
     failure: str = ""
+    seen: Any = None
+    rope_delta: int = 0
+    may_be_cut: bool = True
 
     def __post_init__(self) -> None:
         self.context = (*self.request.prompt_ids, *self.request.emitted_ids)
@@ -77,6 +84,7 @@ class Row:
 
     def join(self, launch: int) -> None:
         """Begin to decode with this launch."""
+        self.seen = None
         self.first_launch = launch
         self.last_launch = launch + self.request.max_tokens - 1
 

@@ -88,11 +88,12 @@ def _last_logits(model: Any, caches: cache.Caches, prompts: Sequence[list[int]])
 def _agrees(model: Any, fill: Callable[[], cache.Caches], prompts: Sequence[list[int]], alone: mx.array) -> bool:
     """Whether a batch filled in this way runs, and gives the logits of its sequences alone."""
     with suppress(*MODEL_ERRORS):
-        return _is_close(_last_logits(model, fill(), prompts), alone)
+        return is_close(_last_logits(model, fill(), prompts), alone)
     return False
 
 
-def _is_close(logits: mx.array, reference: mx.array) -> bool:
+def is_close(logits: mx.array, reference: mx.array) -> bool:
+    """Whether logits [rows, vocabulary] differ by no more than rounding."""
     spread = reference - reference.mean(axis=-1, keepdims=True)
     difference = mx.sqrt(mx.square(logits - reference).sum(axis=-1) / mx.square(spread).sum(axis=-1))
     return bool((difference <= _MAX_RELATIVE_DIFFERENCE).all())

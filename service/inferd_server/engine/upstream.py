@@ -12,7 +12,7 @@ from typing import Any
 
 
 @contextmanager
-def _keep_open_files_limit() -> Iterator[None]:
+def keep_open_files_limit() -> Iterator[None]:
     """`import mlx_lm` lowers RLIMIT_NOFILE to 2048 (a server can't afford that, and can't undo it) or raises where the
     hard limit is smaller. While this is open, such calls do nothing."""
     set_limit = resource.setrlimit
@@ -31,11 +31,19 @@ def _keep_open_files_limit() -> Iterator[None]:
 # A folder that is missing a file must be an error, never a question to a model hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-with _keep_open_files_limit():
+with keep_open_files_limit():
     from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
     from mlx_lm.utils import _get_classes, load_adapters, load_model
 
-__all__ = ["KVCache", "QuantizedKVCache", "knows_architecture", "load_adapters", "load_model", "make_prompt_cache"]
+__all__ = [
+    "KVCache",
+    "QuantizedKVCache",
+    "keep_open_files_limit",
+    "knows_architecture",
+    "load_adapters",
+    "load_model",
+    "make_prompt_cache",
+]
 
 
 def knows_architecture(config: dict[str, Any]) -> bool:

@@ -44,7 +44,7 @@ def chat_variables(chat: ChatPrompt, reserved: frozenset[str]) -> Variables:
 
 
 def _message(message: Message, path: str, bad: list[FieldViolation]) -> Variables:
-    turn: Variables = {"role": message.role.value, "content": "".join(message.text_parts)}
+    turn: Variables = {"role": message.role.value, "content": _content(message)}
     if message.tool_calls:
         turn["tool_calls"] = [
             {
@@ -62,6 +62,13 @@ def _message(message: Message, path: str, bad: list[FieldViolation]) -> Variable
     if message.name:
         turn["name"] = message.name
     return turn
+
+
+def _content(message: Message) -> str | list[Variables]:
+    """One string where there is only text."""
+    if not message.blobs:
+        return "".join(message.text_parts)
+    return [{"type": "text", "text": p} if isinstance(p, str) else {"type": p.kind.value} for p in message.parts]
 
 
 def _tool(tool: Tool, path: str, bad: list[FieldViolation]) -> Variables:

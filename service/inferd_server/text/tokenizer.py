@@ -26,6 +26,7 @@ from inferd_server.core.generation import ChatPrompt
 from .chat import Guard, Variables, chat_variables
 from .detokenizer import ByteDetokenizer, Detokenizer, Vocabulary, WindowDetokenizer, byte_decoding
 from .families import MARKER_TOKENS
+from .pictures import picture_mark
 
 # What a template does wrong with this chat surfaces as one of these; the sandbox lets nothing else through.
 _TEMPLATE_FAILURES = (
@@ -54,6 +55,7 @@ class Tokenizer:
         end_ids: end-of-sequence ids, as mlx-lm takes them from generation_config.json (else config.json) and the
             tokenizer.
         has_chat_template: whether `encode_chat` can work.
+        picture_mark: what the chat template writes for a picture; "" where it shows none.
     """
 
     def __init__(self, tokenizer: Any, end_ids: frozenset[int], name: str) -> None:
@@ -64,7 +66,8 @@ class Tokenizer:
         ids = tokenizer.get_vocab().values()
         self.vocabulary_size: int = max(ids, default=-1) + 1
         self._tokenizer = tokenizer
-        self._guard = _guard_of(tokenizer)
+        self.picture_mark = picture_mark(lambda messages: self._render({"messages": messages}))
+        self._guard = _guard_of(tokenizer, self.picture_mark)
         self._reserved = _RESERVED_NAMES | _template_names(tokenizer)
         self._bytes = _byte_vocabulary(tokenizer, self.vocabulary_size)
         # The first call settles the backend's padding and truncation: later ones change nothing, so threads may share.
@@ -107,11 +110,17 @@ class Tokenizer:
         bos = self._tokenizer.bos_token
         return self._encode(text, add_special_tokens=bos is None or not text.startswith(bos))
 
-    def encode_chat(self, chat: ChatPrompt, *, context_length: int = 0) -> tuple[str, list[int]]:
+    def encode_chat(
+        self, chat: ChatPrompt, *, context_length: int = 0, pictures: Sequence[str] = ()
+    ) -> tuple[str, list[int]]:
         """(the rendered chat, its ids), with the cue for the assistant's turn at the end; `context_length` as above.
 
         Control tokens in the caller's text are encoded as text. Blocking, and as long as the template likes: call it
         off the event loop.
+
+        Args:
+            pictures: the text that stands for each of the chat's pictures, in their order; it takes the place of the
+                template's mark, in the ids alone.
 
         Raises:
             InferdError: CAPABILITY_MISSING without a chat template; INVALID_PARAMETER for a chat that the template
@@ -122,13 +131,12 @@ class Tokenizer:
         try:
             variables = chat_variables(chat, self._reserved)
             separator = self._guard.separator_for(variables)
+            rendered = self._render(self._guard.protected(variables, separator) if separator else variables)
+            shown = self._with_pictures(rendered, pictures) if chat.blobs else rendered
+            self._check_length("chat", shown, context_length)
             if not separator:
-                rendered = self._render(variables)
-                self._check_length("chat", rendered, context_length)
-                return rendered, self._encode(rendered)
-            rendered = self._render(self._guard.protected(variables, separator))
-            self._check_length("chat", rendered, context_length)
-            return rendered.replace(separator, ""), self._encode_pieces(rendered.split(separator))
+                return rendered, self._encode(shown)
+            return rendered.replace(separator, ""), self._encode_pieces(shown.split(separator))
         except _TEMPLATE_FAILURES as failure:
             told = f"the model's chat template refuses it: {echo(failure) or type(failure).__name__}"
             raise invalid_parameter([FieldViolation("chat", told)]) from failure
@@ -166,6 +174,14 @@ class Tokenizer:
             variables["messages"], add_generation_prompt=True, tokenize=False, **rest
         )
         return rendered
+
+    def _with_pictures(self, rendered: str, pictures: Sequence[str]) -> str:
+        """The guard cut every mark that a caller wrote, so those that are whole are the template's."""
+        pieces = rendered.split(self.picture_mark) if self.picture_mark else [rendered]
+        if len(pieces) != len(pictures) + 1:
+            told = f"the model's chat template shows {len(pieces) - 1} of {len(pictures)} pictures"
+            raise invalid_parameter([FieldViolation("chat", told)])
+        return pieces[0] + "".join(map("".join, zip(pictures, pieces[1:], strict=True)))
 
     def _encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False)
@@ -250,10 +266,11 @@ def _template_names(tokenizer: Any) -> frozenset[str]:
     return (parameters | frozenset(tokenizer.special_tokens_map)) - {"documents", "kwargs"}
 
 
-def _guard_of(tokenizer: Any) -> Guard:
+def _guard_of(tokenizer: Any, mark: str) -> Guard:
     template = _template_text(tokenizer.chat_template)
     added = tokenizer.added_tokens_decoder.values()
     special = {token.content for token in added if token.special}.union(tokenizer.all_special_tokens)
+    special |= {mark} if mark else set()
     written = {token.content for token in added if token.content in template and not token.content.isspace()}
     markers = written.union(token.content for token in added if token.content in MARKER_TOKENS)
     matched_normalized = any(token.normalized for token in added if token.content in special | markers)

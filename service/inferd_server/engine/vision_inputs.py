@@ -1,0 +1,137 @@
+"""From decoded pictures to what a vision model reads: its processor's tensors, and the text that stands for each.
+
+A processor wants a whole prompt, in which it repeats the placeholder of each picture as often as the picture has
+tokens. It gets none: only the template's marks for pictures, with something unmistakable between them. So nothing that
+a caller wrote passes through it, and a caller's text can hold whatever it likes.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from inferd_server.core.errors import InferdError, model_unsupported
+from inferd_server.core.media import Picture
+
+from .loading import MODEL_ERRORS
+from .vision_upstream import load_processor
+
+BETWEEN = "\U00100000"
+"""Stands between two marks: a private character, which no mark has."""
+OF_THE_PROMPT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+"""What a processor says about the text, which was none."""
+
+
+@dataclass(frozen=True, slots=True)
+class PictureTensors:
+    """What a model reads the pictures of one prompt from. Nobody writes to it.
+
+    Attributes:
+        values: by name, as the model's `get_input_embeddings` takes them.
+        tokens: how many of the prompt's tokens stand for pictures, their frames included.
+        identity: the same for the same pictures in the same order, and different for others.
+    """
+
+    values: Mapping[str, Any]
+    tokens: int
+    identity: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(value.nbytes for value in self.values.values() if isinstance(value, np.ndarray))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPictures:
+    """What a prompt's pictures became: the text that stands for each in the prompt, and tensors."""
+
+    texts: tuple[str, ...]
+    tensors: PictureTensors
+
+
+class PictureReader:
+    """A model folder's processor. All methods may be called from several threads at once."""
+
+    def __init__(self, processor: Any, name: str) -> None:
+        """Use `load`."""
+        self._processor = processor
+        self._name = name
+
+    @classmethod
+    def load(cls, folder: Path, *, trust_remote_code: bool = False, name: str = "") -> "PictureReader":
+        """Load from a model folder; blocking (0.1-0.5 s).
+
+        Raises:
+            InferdError: MODEL_UNSUPPORTED where the processor can't be used.
+        """
+        try:
+            processor = load_processor(folder, trust_remote_code=trust_remote_code)
+        except MODEL_ERRORS as failure:
+            raise _unusable(name, failure) from None
+        if not callable(processor) or not hasattr(processor, "image_processor"):
+            raise model_unsupported(name, f"its processor, {type(processor).__name__}, takes no images")
+        return cls(processor, name)
+
+    def read(self, pictures: Sequence[Picture], mark: str) -> ReadPictures:
+        """Read pictures; blocking, and as long as they are large.
+
+        Args:
+            mark: what the model's chat template writes for a picture.
+
+        Raises:
+            InferdError: MODEL_UNSUPPORTED where the processor fails or does something else with the marks.
+        """
+        processor = copy.copy(self._processor)
+        processor.tokenizer = _Listener(self._processor.tokenizer)
+        images = [Image.frombytes("RGB", (each.width, each.height), each.rgb) for each in pictures]
+        skeleton = BETWEEN.join(["", *[mark] * len(images), ""])
+        try:
+            found = processor(text=[skeleton], images=images, add_special_tokens=False)
+            values = {name: _plain(value) for name, value in found.items() if name not in OF_THE_PROMPT}
+        except MODEL_ERRORS as failure:
+            raise _unusable(self._name, failure) from None
+        texts = self._expanded(processor.tokenizer.heard, len(images))
+        tokens = sum(len(ids) for ids in processor.tokenizer.encode_all(texts))
+        return ReadPictures(texts, PictureTensors(values, tokens, "\n".join(each.digest for each in pictures)))
+
+    def _expanded(self, heard: Sequence[str], count: int) -> tuple[str, ...]:
+        pieces = heard[0].split(BETWEEN) if len(heard) == 1 else []
+        if len(pieces) != count + 2 or pieces[0] or pieces[-1] or not all(pieces[1:-1]):
+            raise model_unsupported(self._name, "its processor does not put text in the place of each picture")
+        return tuple(pieces[1:-1])
+
+
+class _Listener:
+    """Stands in for the tokenizer inside a processor and notes what it is asked to encode."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.heard: list[str] = []
+
+    def __call__(self, text: Any, *arguments: Any, **options: Any) -> Any:
+        self.heard += [text] if isinstance(text, str) else text
+        return self._tokenizer(text, *arguments, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def encode_all(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
+        ids: Sequence[Sequence[int]] = self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        return ids
+
+
+def _plain(value: Any) -> Any:
+    """Without MLX: arrays of NumPy, which any thread may hold."""
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return np.array(value) if hasattr(value, "shape") else value
+
+
+def _unusable(name: str, failure: Exception) -> InferdError:
+    told = f"{type(failure).__name__}: {' '.join(str(failure).split())}"
+    return model_unsupported(name, f"its image processor can't be used: {told}"[:300])
