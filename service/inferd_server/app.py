@@ -132,6 +132,7 @@ class App:
             request_overrides=config.request_overrides,
             max_message_bytes=config.server.max_message_nbytes,
             max_queue=config.server.max_queue,
+            media_limits=config.server.media_limits,
         )
         self._server = Server(
             Services(self._generations, self._registry, self._lifecycle, info),

@@ -3,6 +3,7 @@
 import pytest
 
 from inferd.v1 import generation_pb2 as gen
+from inferd_server.core.media import MediaLimits
 from inferd_server.rpc.json_text import parse_object
 from inferd_server.rpc.validate_chat import MAX_MESSAGES, MAX_PARTS, check_chat
 from inferd_server.rpc.violations import Violations
@@ -12,9 +13,17 @@ def text(*texts: str, role: int = gen.ROLE_USER, **fields: object) -> gen.ChatMe
     return gen.ChatMessage(role=role, parts=[gen.ContentPart(text=t) for t in texts], **fields)
 
 
+LIMITS = MediaLimits(max_images=2, max_image_nbytes=4)
+
+
+def image(data: bytes = b"data", role: int = gen.ROLE_USER, **fields: object) -> gen.ChatMessage:
+    blob = gen.Blob(mime_type="image/png", data=data)
+    return gen.ChatMessage(role=role, parts=[gen.ContentPart(image=blob)], **fields)
+
+
 def violations(*messages: gen.ChatMessage, **fields: object) -> list[str]:
     found = Violations()
-    check_chat(gen.ChatInput(messages=messages, **fields), found)
+    check_chat(gen.ChatInput(messages=messages, **fields), LIMITS, found)
     return [violation.field for violation in found.found]
 
 
@@ -104,3 +113,19 @@ def test_template_variables_have_a_size() -> None:
     assert violations(text("x"), template_variables_json='{"a": "' + "x" * 65_536 + '"}') == [
         "chat.template_variables_json"
     ]
+
+
+def test_images_are_bounded_in_number_and_in_bytes() -> None:
+    assert violations(image(), image()) == []
+    assert violations(image(), image(), image()) == ["chat.messages"]
+    assert violations(image(b"bytes"), image(b"more bytes")) == [
+        "chat.messages[0].parts[0].image.data",
+        "chat.messages[1].parts[0].image.data",
+    ]
+
+
+def test_media_are_shown_by_users_and_tools() -> None:
+    call = gen.ChatMessage(role=gen.ROLE_ASSISTANT, tool_calls=[CALL])
+    assert violations(call, image(role=gen.ROLE_TOOL, tool_call_id="c1")) == []
+    for role in (gen.ROLE_SYSTEM, gen.ROLE_ASSISTANT):
+        assert violations(text("x"), image(role=role)) == ["chat.messages[1].parts[0].image"]

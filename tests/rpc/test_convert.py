@@ -29,6 +29,7 @@ from inferd_server.core.generation import (
     Waiting,
     WaitState,
 )
+from inferd_server.core.media import Blob, MediaKind, MediaLimits
 from inferd_server.core.model import ContentionPolicy, Strategy
 from inferd_server.rpc import convert, enums
 from inferd_server.rpc.contention import from_policy, to_policy
@@ -41,6 +42,7 @@ uint32 = st.integers(0, 2**32 - 1)
 seconds = st.floats(0, 1e6, allow_nan=False)
 texts = st.text(max_size=20)
 SERVER = ContentionPolicy(Strategy.WAIT_THEN_FAIL, 30.0, 15.0)
+LIMITS = MediaLimits()
 
 
 @given(
@@ -90,22 +92,26 @@ def test_a_chat_survives_the_wire(turns: list[tuple[int, list[str]]], variables:
         ],
         template_variables_json=json.dumps(variables),
     )
-    chat = convert.to_chat(message, check_chat(message, Violations()))
+    chat = convert.to_chat(message, check_chat(message, LIMITS, Violations()), LIMITS)
     assert [(enums.ROLE_VALUES[m.role], list(m.text_parts)) for m in chat.messages] == turns
     assert chat.template_variables == variables
 
 
 def test_generate_and_stream_generate_become_the_same_request() -> None:
     fields = {"request_id": "r", "model": "m", "prompt": "p", "stop": gen.StopOptions(max_tokens=3), "session_id": "s"}
-    unary = convert.to_generation_request(pb.GenerateRequest(**fields), {}, SERVER)
-    stream = convert.to_generation_request(pb.StreamGenerateRequest(**fields), {}, SERVER)
+    unary = convert.to_generation_request(pb.GenerateRequest(**fields), {}, SERVER, LIMITS)
+    stream = convert.to_generation_request(pb.StreamGenerateRequest(**fields), {}, SERVER, LIMITS)
     assert unary == stream
 
 
 def test_an_unset_coalesce_time_is_not_zero() -> None:
-    unset = convert.to_generation_request(pb.StreamGenerateRequest(stream=pb.StreamOptions()), {}, SERVER)
-    zero = convert.to_generation_request(pb.StreamGenerateRequest(stream=pb.StreamOptions(coalesce_ms=0)), {}, SERVER)
-    some = convert.to_generation_request(pb.StreamGenerateRequest(stream=pb.StreamOptions(coalesce_ms=25)), {}, SERVER)
+    unset = convert.to_generation_request(pb.StreamGenerateRequest(stream=pb.StreamOptions()), {}, SERVER, LIMITS)
+    zero = convert.to_generation_request(
+        pb.StreamGenerateRequest(stream=pb.StreamOptions(coalesce_ms=0)), {}, SERVER, LIMITS
+    )
+    some = convert.to_generation_request(
+        pb.StreamGenerateRequest(stream=pb.StreamOptions(coalesce_ms=25)), {}, SERVER, LIMITS
+    )
     assert (unset.coalesce_seconds, zero.coalesce_seconds, some.coalesce_seconds) == (None, 0.0, 0.025)
 
 
@@ -231,3 +237,14 @@ def test_durations_that_break_protobufs_rules_are_not_valid() -> None:
 
 def test_a_timestamp_is_a_moment_in_unix_time() -> None:
     assert to_timestamp(1_700_000_000.25).ToNanoseconds() == 1_700_000_000_250_000_000
+
+
+def test_media_keep_their_place_among_the_text_and_their_path() -> None:
+    image = gen.Blob(mime_type="image/png", data=b"\x89PNG")
+    parts = [gen.ContentPart(text="a"), gen.ContentPart(image=image), gen.ContentPart(text="b")]
+    chat = gen.ChatInput(messages=[gen.ChatMessage(role=gen.ROLE_USER, parts=parts)])
+    limits = MediaLimits(max_images=1)
+    prompt = convert.to_chat(chat, {}, limits)
+    blob = Blob(MediaKind.IMAGE, "image/png", b"\x89PNG", "chat.messages[0].parts[1].image")
+    assert prompt.messages[0].parts == ("a", blob, "b")
+    assert (prompt.blobs, prompt.media_limits) == ((blob,), limits)

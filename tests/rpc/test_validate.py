@@ -201,6 +201,22 @@ async def test_media_are_a_missing_capability(world: World, part: str, capabilit
     assert facts_of(error) == {"model": "tiny", "capability": capability}
 
 
+async def test_a_model_that_sees_is_shown_images_and_hears_nothing(world: World) -> None:
+    world.registry.set("tiny", entry=entry("tiny", capabilities=frozenset({Capability.CHAT, Capability.VISION})))
+    blob = gen.Blob(mime_type="image/png", data=b"x")
+    chat = gen.ChatInput(messages=[gen.ChatMessage(role=gen.ROLE_USER, parts=[gen.ContentPart(image=blob)])])
+    await world.inference.Generate(pb.GenerateRequest(model="tiny", chat=chat))
+    await world.inference.Tokenize(pb.TokenizeRequest(model="tiny", chat=chat))
+    shown = world.generations.requests[-1].prompt
+    assert isinstance(shown, ChatPrompt)
+    assert [(found.mime_type, found.data) for found in shown.blobs] == [("image/png", b"x")]
+    assert world.generations.tokenized == [("tiny", shown)]
+    chat.messages[0].parts.append(gen.ContentPart(audio=blob))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await world.inference.Generate(pb.GenerateRequest(model="tiny", chat=chat))
+    assert facts_of(caught.value)["capability"] == "audio"
+
+
 async def test_tools_are_a_missing_capability(world: World) -> None:
     message = gen.ChatMessage(role=gen.ROLE_USER, parts=[gen.ContentPart(text="hi")])
     chat = gen.ChatInput(messages=[message], tools=[gen.Tool(name="f", parameters_json="{}")])

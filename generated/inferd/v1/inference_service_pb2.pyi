@@ -250,7 +250,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("server_version", "mlx_version", "device", "start_time", "default_contention", "allowed_contention_strategies", "max_message_bytes", "max_queue_length", "draining")
+    __slots__ = ("server_version", "mlx_version", "device", "start_time", "default_contention", "allowed_contention_strategies", "max_message_bytes", "max_queue_length", "draining", "image_limits")
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     MLX_VERSION_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -260,6 +260,7 @@ class GetServerInfoResponse(_message.Message):
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_QUEUE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_LIMITS_FIELD_NUMBER: _ClassVar[int]
     server_version: str
     mlx_version: str
     device: str
@@ -269,4 +270,17 @@ class GetServerInfoResponse(_message.Message):
     max_message_bytes: int
     max_queue_length: int
     draining: bool
-    def __init__(self, server_version: _Optional[str] = ..., mlx_version: _Optional[str] = ..., device: _Optional[str] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., default_contention: _Optional[_Union[_generation_pb2.ContentionPolicy, _Mapping]] = ..., allowed_contention_strategies: _Optional[_Iterable[_Union[_generation_pb2.ContentionStrategy, str]]] = ..., max_message_bytes: _Optional[int] = ..., max_queue_length: _Optional[int] = ..., draining: bool = ...) -> None: ...
+    image_limits: ImageLimits
+    def __init__(self, server_version: _Optional[str] = ..., mlx_version: _Optional[str] = ..., device: _Optional[str] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., default_contention: _Optional[_Union[_generation_pb2.ContentionPolicy, _Mapping]] = ..., allowed_contention_strategies: _Optional[_Iterable[_Union[_generation_pb2.ContentionStrategy, str]]] = ..., max_message_bytes: _Optional[int] = ..., max_queue_length: _Optional[int] = ..., draining: bool = ..., image_limits: _Optional[_Union[ImageLimits, _Mapping]] = ...) -> None: ...
+
+class ImageLimits(_message.Message):
+    __slots__ = ("max_images", "max_image_bytes", "max_image_pixels", "max_request_pixels")
+    MAX_IMAGES_FIELD_NUMBER: _ClassVar[int]
+    MAX_IMAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_IMAGE_PIXELS_FIELD_NUMBER: _ClassVar[int]
+    MAX_REQUEST_PIXELS_FIELD_NUMBER: _ClassVar[int]
+    max_images: int
+    max_image_bytes: int
+    max_image_pixels: int
+    max_request_pixels: int
+    def __init__(self, max_images: _Optional[int] = ..., max_image_bytes: _Optional[int] = ..., max_image_pixels: _Optional[int] = ..., max_request_pixels: _Optional[int] = ...) -> None: ...

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from inferd_server.core.media import MAX_PIXELS, MediaLimits
 from inferd_server.core.model import Strategy
 from inferd_server.text.families import REASONING_PARSERS, TOOL_CALL_PARSERS
 
@@ -50,6 +51,8 @@ GapMilliseconds = Annotated[float, Field(gt=0, le=10_000), Allowed("a number of 
 Gibibytes = Annotated[float, Field(gt=0, le=1_048_576), Allowed("a number of GiB above 0, at most 1048576")]
 Mebibytes = Annotated[int, Field(ge=0, le=1_073_741_824), Allowed("a whole number of MiB from 0 to 1073741824")]
 MessageMebibytes = Annotated[int, Field(ge=1, le=2047), Allowed("a whole number of MiB from 1 to 2047")]
+Images = Annotated[int, Field(ge=0, le=1024), Allowed("a whole number from 0 (none) to 1024")]
+Pixels = Annotated[int, Field(ge=1, le=MAX_PIXELS), Allowed(f"a whole number of pixels from 1 to {MAX_PIXELS}")]
 Count = Annotated[int, Field(ge=1, le=1_000_000), Allowed("a whole number from 1 to 1000000")]
 BatchSize = Annotated[int, Field(ge=1, le=4096), Allowed("a whole number from 1 to 4096")]
 Tokens = Annotated[int, Field(ge=1, le=2**31 - 1), Allowed("a whole number of tokens from 1 to 2147483647")]
@@ -117,6 +120,10 @@ class ServerSection(Section):
     drain_delay_s: Seconds = _key(3.0, "after SIGTERM: go on serving so long, until load balancers have noticed")
     drain_timeout_s: Seconds = _key(30.0, "then: let running requests finish for so long")
     max_message_mib: MessageMebibytes = _key(64, "largest message, both ways")
+    max_images: Images = _key(16, "images of a request")
+    max_image_mib: MessageMebibytes = _key(20, "largest image, as it is sent")
+    max_image_pixels: Pixels = _key(25_000_000, "width times height of an image")
+    max_request_pixels: Pixels = _key(50_000_000, "pixels of all images of a request")
     max_queue: Count = _key(1024, "waiting requests, all models together")
     coalesce_ms: Milliseconds = _key(10.0, "tokens of so many milliseconds share a message; 0: no added delay")
     request_timeout_s: PositiveSeconds = _key(600.0, "longest run of a request, counted from admission")
@@ -126,6 +133,16 @@ class ServerSection(Section):
     def max_message_nbytes(self) -> int:
         """Largest message, bytes."""
         return self.max_message_mib * 2**20
+
+    @property
+    def media_limits(self) -> MediaLimits:
+        """What the media of a request may amount to."""
+        return MediaLimits(
+            max_images=self.max_images,
+            max_image_nbytes=self.max_image_mib * 2**20,
+            max_image_pixels=self.max_image_pixels,
+            max_request_pixels=self.max_request_pixels,
+        )
 
 
 class ContentionSection(Section):

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from .constraints import Constraint, Grammar
-from .media import Blob, PictureFeatures
+from .media import Blob, MediaLimits, PictureFeatures
 from .model import ContentionPolicy
 
 
@@ -84,11 +84,13 @@ class RawPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """Turns for the model's own template; `template_variables` go to it as they are."""
+    """Turns for the model's own template; `template_variables` go to it as they are. `media_limits`: what its caller's
+    media may amount to."""
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
     template_variables: dict[str, object] = field(default_factory=dict)
+    media_limits: MediaLimits = field(default_factory=MediaLimits)
 
     @property
     def blobs(self) -> tuple[Blob, ...]:

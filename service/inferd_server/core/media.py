@@ -4,6 +4,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+MAX_PIXELS = 2**27
+"""The most pixels that any limit may allow."""
+
 
 class MediaKind(StrEnum):
     """What a part of a message is, beside text; the values are the names of its fields in the proto."""

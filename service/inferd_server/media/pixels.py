@@ -15,14 +15,11 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from inferd_server.core.media import Picture
+from inferd_server.core.media import MAX_PIXELS, Picture
 
 from .header import Damaged, Format, Header
 
-MAX_PIXELS = 2**27
-"""The most that any limit may allow; Pillow's own guard, which warns and raises, stands there too."""
-
-# Process-wide, and stated here for whoever else opens images in this process.
+# Process-wide, for whoever else opens images in this process. Ours were judged before Pillow sees them.
 Image.MAX_IMAGE_PIXELS = MAX_PIXELS
 ImageFile.LOAD_TRUNCATED_IMAGES = False
 

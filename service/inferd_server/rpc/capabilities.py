@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from inferd.v1 import generation_pb2, inference_service_pb2
 from inferd_server.core.errors import capability_missing
-from inferd_server.core.model import Capability, ModelEntry
+from inferd_server.core.model import ModelEntry
 
 from .convert import GenerationMessage
 
@@ -12,16 +12,15 @@ MEDIA = {"image": "vision", "audio": "audio", "video": "video"}
 
 
 def check_capabilities(message: GenerationMessage | inference_service_pb2.TokenizeRequest, entry: ModelEntry) -> None:
-    """Refuse the first thing that can't be served: media; tools, where the model has no use for them.
+    """Refuse the first thing that the model can't do: media of a kind, tools.
 
     Raises:
         InferdError: CAPABILITY_MISSING.
     """
     for capability, field in _needs(message):
-        if capability == Capability.TOOLS and Capability.TOOLS in entry.capabilities:
-            continue
-        text = f"model {entry.name!r} can't serve {field}: capability {capability!r} is missing"
-        raise capability_missing(entry.name, capability, text)
+        if capability not in entry.capabilities:
+            text = f"model {entry.name!r} can't serve {field}: capability {capability!r} is missing"
+            raise capability_missing(entry.name, capability, text)
 
 
 def _needs(message: GenerationMessage | inference_service_pb2.TokenizeRequest) -> Iterator[tuple[str, str]]:

@@ -26,6 +26,7 @@ from inferd_server.core.generation import (
     Usage,
     Waiting,
 )
+from inferd_server.core.media import Blob, MediaKind, MediaLimits
 from inferd_server.core.model import ContentionPolicy
 
 from .contention import to_policy
@@ -39,15 +40,18 @@ StreamResponse = inference_service_pb2.StreamGenerateResponse
 
 
 def to_generation_request(
-    message: GenerationMessage, template_variables: dict[str, object], server_policy: ContentionPolicy
+    message: GenerationMessage,
+    template_variables: dict[str, object],
+    server_policy: ContentionPolicy,
+    media_limits: MediaLimits,
 ) -> GenerationRequest:
     """A checked request with what the check made of its template's variables; `server_policy` gives what its
-    contention policy leaves unset."""
+    contention policy leaves unset, `media_limits` are its caller's."""
     shape = message.stream if isinstance(message, inference_service_pb2.StreamGenerateRequest) else None
     return GenerationRequest(
         request_id=message.request_id,
         model=message.model,
-        prompt=to_prompt(message, template_variables),
+        prompt=to_prompt(message, template_variables, media_limits),
         sampling=to_sampling(message.sampling),
         stop=to_stop(message.stop),
         output=to_output(message.output),
@@ -59,35 +63,49 @@ def to_generation_request(
 
 
 def to_prompt(
-    message: GenerationMessage | inference_service_pb2.TokenizeRequest, template_variables: dict[str, object]
+    message: GenerationMessage | inference_service_pb2.TokenizeRequest,
+    template_variables: dict[str, object],
+    media_limits: MediaLimits,
 ) -> Prompt:
     """The input of a checked request."""
     kind = message.WhichOneof("input")
     if kind == "chat":
-        return to_chat(message.chat, template_variables)
+        return to_chat(message.chat, template_variables, media_limits)
     if kind == "tokens" and not isinstance(message, inference_service_pb2.TokenizeRequest):
         return TokenPrompt(tuple(message.tokens.ids))
     return RawPrompt(message.prompt)
 
 
-def to_chat(chat: generation_pb2.ChatInput, template_variables: dict[str, object]) -> ChatPrompt:
-    """A checked chat whose parts are all text."""
+def to_chat(
+    chat: generation_pb2.ChatInput, template_variables: dict[str, object], media_limits: MediaLimits
+) -> ChatPrompt:
+    """A checked chat."""
     return ChatPrompt(
-        messages=tuple(to_message(message) for message in chat.messages),
+        messages=tuple(to_message(message, f"chat.messages[{i}]") for i, message in enumerate(chat.messages)),
         tools=tuple(Tool(tool.name, tool.description, tool.parameters_json) for tool in chat.tools),
         template_variables=template_variables,
+        media_limits=media_limits,
     )
 
 
-def to_message(message: generation_pb2.ChatMessage) -> Message:
-    """A checked message whose parts are all text."""
+def to_message(message: generation_pb2.ChatMessage, field: str) -> Message:
+    """A checked message; `field` is its path in the request."""
     return Message(
         role=ROLES[message.role],
-        parts=tuple(part.text for part in message.parts),
+        parts=tuple(to_part(part, f"{field}.parts[{i}]") for i, part in enumerate(message.parts)),
         tool_calls=tuple(ToolCall(call.id, call.name, call.arguments_json) for call in message.tool_calls),
         tool_call_id=message.tool_call_id,
         name=message.name,
     )
+
+
+def to_part(part: generation_pb2.ContentPart, field: str) -> str | Blob:
+    """Text, or media with their path in the request."""
+    kind = part.WhichOneof("content")
+    if kind == "text":
+        return part.text
+    blob: generation_pb2.Blob = getattr(part, str(kind))
+    return Blob(MediaKind(str(kind)), blob.mime_type, blob.data, f"{field}.{kind}")
 
 
 def to_sampling(sampling: generation_pb2.SamplingOptions) -> SamplingChoices:
@@ -236,6 +254,16 @@ def from_logprob(logprob: TokenLogprob) -> generation_pb2.TokenLogprob:
         token_id=logprob.token_id,
         logprob=logprob.logprob,
         top=[generation_pb2.TopLogprob(token_id=token_id, logprob=value) for token_id, value in logprob.top],
+    )
+
+
+def from_media_limits(limits: MediaLimits) -> inference_service_pb2.ImageLimits:
+    """What images may amount to."""
+    return inference_service_pb2.ImageLimits(
+        max_images=limits.max_images,
+        max_image_bytes=limits.max_image_nbytes,
+        max_image_pixels=limits.max_image_pixels,
+        max_request_pixels=limits.max_request_pixels,
     )
 
 

@@ -85,7 +85,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         """Counts without loading weights."""
         entry = self._registry.resolve(request.model)
-        prompt = await run_weighed(request, lambda: _checked_prompt(request, entry))
+        prompt = await run_weighed(request, lambda: _checked_prompt(request, entry, self._info))
         ids, context_length = await self._generations.tokenize(entry.name, prompt)
         return pb.TokenizeResponse(
             count=len(ids), token_ids=ids if request.return_ids else (), context_length=context_length
@@ -111,6 +111,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
             max_message_bytes=info.max_message_bytes,
             max_queue_length=info.max_queue,
             draining=self._lifecycle.phase > Phase.READY,
+            image_limits=convert.from_media_limits(info.media_limits),
         )
 
     async def _accept(self, message: convert.GenerationMessage) -> GenerationRequest:
@@ -141,13 +142,13 @@ def _checked(message: convert.GenerationMessage, entry: ModelEntry, info: Server
     template_variables = validate.check_generation(message, entry, info)
     check_capabilities(message, entry)
     _check_length(message, entry)
-    return convert.to_generation_request(message, template_variables, info.policy)
+    return convert.to_generation_request(message, template_variables, info.policy, info.media_limits)
 
 
-def _checked_prompt(message: pb.TokenizeRequest, entry: ModelEntry) -> Prompt:
-    template_variables = validate.check_tokenize(message)
+def _checked_prompt(message: pb.TokenizeRequest, entry: ModelEntry, info: ServerInfo) -> Prompt:
+    template_variables = validate.check_tokenize(message, info)
     check_capabilities(message, entry)
-    return convert.to_prompt(message, template_variables)
+    return convert.to_prompt(message, template_variables, info.media_limits)
 
 
 def _check_length(message: convert.GenerationMessage, entry: ModelEntry) -> None:

@@ -1,7 +1,8 @@
 """What the wire stands on: the rooms below it, and plain facts about this server."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from inferd_server.core.media import MediaLimits
 from inferd_server.core.model import ContentionPolicy, Strategy
 from inferd_server.registry.registry import Registry
 from inferd_server.serving.generations import Generations
@@ -18,6 +19,7 @@ class ServerInfo:
         request_overrides: strategies that a request may ask for by itself.
         max_message_bytes: largest message accepted.
         max_queue: requests that may wait, all models together.
+        media_limits: what the media of a request may amount to.
     """
 
     version: str
@@ -28,6 +30,7 @@ class ServerInfo:
     request_overrides: frozenset[Strategy]
     max_message_bytes: int
     max_queue: int
+    media_limits: MediaLimits = field(default_factory=MediaLimits)
 
 
 @dataclass(frozen=True, slots=True)

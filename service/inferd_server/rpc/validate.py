@@ -40,7 +40,7 @@ def check_generation(message: GenerationMessage, entry: ModelEntry, info: Server
     """
     violations = Violations()
     check_request_id(message.request_id, violations)
-    template_variables = _check_input(message, entry, violations)
+    template_variables = _check_input(message, entry, info, violations)
     check_sampling(message.sampling, violations)
     check_stop(message.stop, violations)
     check_vocabulary(message, entry, violations)
@@ -54,20 +54,22 @@ def check_generation(message: GenerationMessage, entry: ModelEntry, info: Server
     return template_variables
 
 
-def _check_input(message: GenerationMessage, entry: ModelEntry, violations: Violations) -> dict[str, object]:
+def _check_input(
+    message: GenerationMessage, entry: ModelEntry, info: ServerInfo, violations: Violations
+) -> dict[str, object]:
     kind = message.WhichOneof("input")
     if kind is None:
         violations.add("input", "one of prompt, chat and tokens must be set")
     elif kind == "prompt":
         violations.require(bool(message.prompt), "prompt", "must not be empty")
     elif kind == "chat":
-        return _check_chat(message, violations)
+        return _check_chat(message, info, violations)
     else:
         check_token_ids(message.tokens.ids, entry, violations)
     return {}
 
 
-def _check_chat(message: InputMessage, violations: Violations) -> dict[str, object]:
+def _check_chat(message: InputMessage, info: ServerInfo, violations: Violations) -> dict[str, object]:
     """The chat, after all of the request's JSON: where that is too much, none of it is parsed."""
     count = json_characters(message)
     violations.parses_json = violations.require(
@@ -76,10 +78,10 @@ def _check_chat(message: InputMessage, violations: Violations) -> dict[str, obje
         f"its JSON texts and output.constraint's have {count} characters in all; "
         f"at most {MAX_JSON_CHARACTERS_IN_ALL} are allowed",
     )
-    return check_chat(message.chat, violations)
+    return check_chat(message.chat, info.media_limits, violations)
 
 
-def check_tokenize(message: inference_service_pb2.TokenizeRequest) -> dict[str, object]:
+def check_tokenize(message: inference_service_pb2.TokenizeRequest, info: ServerInfo) -> dict[str, object]:
     """Tokenize; returns the variables of a chat's template. An empty prompt is fine: it has a count too.
 
     Raises:
@@ -88,7 +90,7 @@ def check_tokenize(message: inference_service_pb2.TokenizeRequest) -> dict[str, 
     violations = Violations()
     kind = message.WhichOneof("input")
     violations.require(kind is not None, "input", "one of prompt and chat must be set")
-    template_variables = _check_chat(message, violations) if kind == "chat" else {}
+    template_variables = _check_chat(message, info, violations) if kind == "chat" else {}
     violations.raise_if_any()
     return template_variables
 

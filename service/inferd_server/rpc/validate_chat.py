@@ -1,9 +1,11 @@
-"""The checks of a chat: known roles, content in every turn, tool results that answer a call, JSON that is JSON."""
+"""The checks of a chat: known roles, content in every turn, media within their limits, tool results that answer a call,
+JSON that is JSON."""
 
 import re
 from collections.abc import Sequence
 
 from inferd.v1 import generation_pb2 as pb
+from inferd_server.core.media import MediaKind, MediaLimits
 
 from .enums import ROLES
 from .violations import Violations
@@ -13,35 +15,38 @@ MAX_PARTS = 256
 MAX_PARTS_IN_ALL = 16_384
 MAX_NAME_CHARACTERS = 256
 MAX_MIME_TYPE_CHARACTERS = 128
+SHOWING_ROLES = frozenset({pb.ROLE_USER, pb.ROLE_TOOL})
+"""Who may show media."""
 MAX_TOOL_CALLS_IN_ALL = 16_384
 MAX_JSON_CHARACTERS = 262_144
 MAX_TEMPLATE_VARIABLES_CHARACTERS = 65_536
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
-def check_chat(chat: pb.ChatInput, violations: Violations) -> dict[str, object]:
+def check_chat(chat: pb.ChatInput, limits: MediaLimits, violations: Violations) -> dict[str, object]:
     """Everything about `chat.*`; returns the template's variables."""
     messages = chat.messages
     claim = 1 <= len(messages) <= MAX_MESSAGES
     violations.require(claim, "chat.messages", f"between 1 and {MAX_MESSAGES} messages are needed")
-    if not (claim and _check_totals(messages, violations)):
+    if not (claim and _check_totals(messages, limits, violations)):
         return {}
     if not any(map(_says_something, messages)):
         violations.add("chat.messages", "must not be empty: no message has any content")
     call_ids: set[str] = set()
     for i, message in enumerate(messages):
-        _check_message(message, f"chat.messages[{i}]", call_ids, violations)
+        _check_message(message, f"chat.messages[{i}]", call_ids, limits, violations)
     _check_tools(chat, violations)
     return violations.check_json_object(
         chat.template_variables_json, "chat.template_variables_json", MAX_TEMPLATE_VARIABLES_CHARACTERS
     )
 
 
-def _check_totals(messages: Sequence[pb.ChatMessage], violations: Violations) -> bool:
-    """Few enough parts and calls in all to look at each."""
+def _check_totals(messages: Sequence[pb.ChatMessage], limits: MediaLimits, violations: Violations) -> bool:
+    """Few enough parts, calls and images in all to look at each."""
     claims = (
         (sum(len(message.parts) for message in messages) <= MAX_PARTS_IN_ALL, MAX_PARTS_IN_ALL, "parts"),
         (sum(len(message.tool_calls) for message in messages) <= MAX_TOOL_CALLS_IN_ALL, MAX_TOOL_CALLS_IN_ALL, "calls"),
+        (_count_images(messages) <= limits.max_images, limits.max_images, "images"),
     )
     return all(
         violations.require(claim, "chat.messages", f"at most {most} {what} in all are allowed")
@@ -49,24 +54,30 @@ def _check_totals(messages: Sequence[pb.ChatMessage], violations: Violations) ->
     )
 
 
+def _count_images(messages: Sequence[pb.ChatMessage]) -> int:
+    return sum(part.HasField("image") for message in messages for part in message.parts)
+
+
 def _says_something(message: pb.ChatMessage) -> bool:
     return bool(message.tool_calls) or any(part.WhichOneof("content") != "text" or part.text for part in message.parts)
 
 
-def _check_message(message: pb.ChatMessage, field: str, call_ids: set[str], violations: Violations) -> None:
+def _check_message(
+    message: pb.ChatMessage, field: str, call_ids: set[str], limits: MediaLimits, violations: Violations
+) -> None:
     """One turn; `call_ids` are those of earlier turns, and grow by this one's."""
     if message.role == pb.ROLE_UNSPECIFIED:
         violations.add(f"{field}.role", "must be set")
     elif message.role not in ROLES:
         violations.add(f"{field}.role", f"{message.role} is no known role")
     violations.check_length(message.name, f"{field}.name", MAX_NAME_CHARACTERS)
-    _check_parts(message, f"{field}.parts", violations)
+    _check_parts(message, f"{field}.parts", limits, violations)
     _check_tool_result(message, f"{field}.tool_call_id", call_ids, violations)
     _check_tool_calls(message, f"{field}.tool_calls", violations)
     call_ids.update(call.id for call in message.tool_calls[:MAX_TOOL_CALLS])
 
 
-def _check_parts(message: pb.ChatMessage, field: str, violations: Violations) -> None:
+def _check_parts(message: pb.ChatMessage, field: str, limits: MediaLimits, violations: Violations) -> None:
     claim = bool(message.parts) or bool(message.tool_calls)
     violations.require(claim, field, "must not be empty")
     violations.require(len(message.parts) <= MAX_PARTS, field, f"at most {MAX_PARTS} parts are allowed")
@@ -75,9 +86,21 @@ def _check_parts(message: pb.ChatMessage, field: str, violations: Violations) ->
         if kind is None:
             violations.add(f"{field}[{i}]", "one of text, image, audio and video must be set")
         elif kind != "text":
-            blob: pb.Blob = getattr(part, kind)
-            violations.check_length(blob.mime_type, f"{field}[{i}].{kind}.mime_type", MAX_MIME_TYPE_CHARACTERS, least=1)
-            violations.require(bool(blob.data), f"{field}[{i}].{kind}.data", "must not be empty")
+            claim = message.role in SHOWING_ROLES
+            violations.require(claim, f"{field}[{i}].{kind}", "belongs to the roles user and tool only")
+            _check_blob(getattr(part, kind), f"{field}[{i}].{kind}", violations)
+            if kind == MediaKind.IMAGE:
+                _check_nbytes(part.image, f"{field}[{i}].{kind}.data", limits.max_image_nbytes, violations)
+
+
+def _check_blob(blob: pb.Blob, field: str, violations: Violations) -> None:
+    violations.check_length(blob.mime_type, f"{field}.mime_type", MAX_MIME_TYPE_CHARACTERS, least=1)
+    violations.require(bool(blob.data), f"{field}.data", "must not be empty")
+
+
+def _check_nbytes(image: pb.Blob, field: str, most: int, violations: Violations) -> None:
+    nbytes = len(image.data)
+    violations.require(nbytes <= most, field, f"has {nbytes} bytes; at most {most} are allowed")
 
 
 def _check_tool_result(message: pb.ChatMessage, field: str, call_ids: set[str], violations: Violations) -> None:

@@ -21,6 +21,8 @@ LIGHT_JSON_CHARACTERS = 65_536
 LIGHT_PIECES = 512
 """Messages, parts, tools and calls that are checked and converted within a few milliseconds."""
 LIGHT_TOKEN_IDS = 65_536
+LIGHT_NBYTES = 2**20
+"""Of a chat; its media are copied."""
 
 
 async def run_weighed(message: InputMessage, work: Callable[[], Result]) -> Result:
@@ -33,6 +35,8 @@ def is_heavy(message: InputMessage) -> bool:
     kind = message.WhichOneof("input")
     if kind == "tokens" and not isinstance(message, inference_service_pb2.TokenizeRequest):
         return len(message.tokens.ids) > LIGHT_TOKEN_IDS
+    if message.chat.ByteSize() > LIGHT_NBYTES:
+        return True
     return _has_many_pieces(message.chat) or json_characters(message) > LIGHT_JSON_CHARACTERS
 
 
