@@ -123,14 +123,14 @@ class WireServer:
 
 
 @contextmanager
-def running(address: str = "127.0.0.1:0") -> Iterator[WireServer]:
-    """A scripted server on a free port (or a Unix socket) until the block ends."""
+def running(address: str = "127.0.0.1:0", credentials: grpc.ServerCredentials | None = None) -> Iterator[WireServer]:
+    """A scripted server on a free port (or a Unix socket) until the block ends; plaintext without credentials."""
     server = WireServer()
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
-        listening = asyncio.run_coroutine_threadsafe(_start(server, address), loop).result(10)
+        listening = asyncio.run_coroutine_threadsafe(_start(server, address, credentials), loop).result(10)
         try:
             yield server
         finally:
@@ -141,12 +141,12 @@ def running(address: str = "127.0.0.1:0") -> Iterator[WireServer]:
         loop.close()
 
 
-async def _start(server: WireServer, address: str) -> grpc.aio.Server:
+async def _start(server: WireServer, address: str, credentials: grpc.ServerCredentials | None) -> grpc.aio.Server:
     listening = grpc.aio.server(options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 64 << 20)])
     inference_grpc.add_InferenceServiceServicer_to_server(_servicer(server, _INFERENCE), listening)
     models_grpc.add_ModelServiceServicer_to_server(_servicer(server, _MODELS), listening)
     health_pb2_grpc.add_HealthServicer_to_server(_servicer(server, ("Check", "Watch", "List")), listening)
-    port = listening.add_insecure_port(address)
+    port = listening.add_secure_port(address, credentials) if credentials else listening.add_insecure_port(address)
     server.address = address if address.startswith("unix:") else f"127.0.0.1:{port}"
     await listening.start()
     return listening

@@ -54,6 +54,11 @@ class Authority:
             path.write_bytes(content)
         return PairFiles(*map(str, paths))
 
+    def server_credentials(self, *names: str, clients: bool = False) -> grpc.ServerCredentials:
+        """Those of a server of these names; with `clients`, one that wants to know its clients."""
+        chain, key = self.issue(*names)
+        return grpc.ssl_server_credentials([(key, chain)], self.pem if clients else None, clients)
+
     def channel_credentials(self, client: str | None = None) -> grpc.ChannelCredentials:
         """Those of somebody who trusts this authority, and is its client of that name."""
         chain, key = self.issue(client) if client else (None, None)

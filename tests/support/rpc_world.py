@@ -50,6 +50,14 @@ class World:
     health: Any
 
 
+def open_channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
+    """A channel with a connection of its own; without retries."""
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, credentials, options=options)
+
+
 @asynccontextmanager
 async def open_world(
     *,
@@ -60,15 +68,18 @@ async def open_world(
     clock: Callable[[], float] = time.monotonic,
     observer: Observer = UNOBSERVED,
     tracer: Tracer | None = None,
+    credentials: grpc.ChannelCredentials | None = None,
+    **listen: Any,
 ) -> AsyncIterator[World]:
-    """A server with a client; READY unless told otherwise."""
+    """A server with a client; READY unless told otherwise. `listen` are further fields of ListenSettings."""
     generations, registry, lifecycle = FakeGenerations(), registry or FakeRegistry(), Lifecycle()
     lifecycle.advance(phase)
     services = Services(generations, registry, lifecycle, info or server_info())
-    server = Server(services, ListenSettings(address, MAX_MESSAGE), clock=clock, observer=observer, tracer=tracer)
+    listening = ListenSettings(address, MAX_MESSAGE, **listen)
+    server = Server(services, listening, clock=clock, observer=observer, tracer=tracer)
     bound = await server.start()
     try:
-        async with grpc.aio.insecure_channel(bound) as channel:
+        async with open_channel(bound, credentials) as channel:
             yield World(
                 server,
                 bound,

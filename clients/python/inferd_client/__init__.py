@@ -57,6 +57,7 @@ from inferd_client.results import (
     Waiting,
 )
 from inferd_client.sync import Client, GenerationStream, Stream
+from inferd_client.tls import tls_credentials
 
 __all__ = [
     "DEFAULT_ADDRESS",
@@ -116,4 +117,5 @@ __all__ = [
     "Usage",
     "WaitTimeout",
     "Waiting",
+    "tls_credentials",
 ]

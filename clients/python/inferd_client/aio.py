@@ -140,7 +140,7 @@ class AsyncClient:
 
         Args:
             address: `host:port`, `unix:/path`, or any gRPC target.
-            credentials: TLS, e.g. `grpc.ssl_channel_credentials()`; None for plaintext.
+            credentials: TLS, as `tls_credentials` makes them; None for plaintext.
             token: bearer token; without TLS only to an address on this machine.
         """
         self._connection = connection(address, credentials, token)

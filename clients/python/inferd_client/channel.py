@@ -89,7 +89,10 @@ def connection(address: str, credentials: grpc.ChannelCredentials | None, token:
         credentials = grpc.composite_channel_credentials(credentials, grpc.access_token_call_credentials(token))
     in_clear = token is not None and credentials is None
     metadata = (("authorization", f"Bearer {token}"),) if in_clear else ()
-    return Connection(target, _options(local), credentials, metadata)
+    options = _options(local)
+    if target.startswith(_UNIX_SCHEMES) and credentials is not None:
+        options += (("grpc.default_authority", "localhost"),)  # a path is no name that a certificate could have
+    return Connection(target, options, credentials, metadata)
 
 
 def _target(address: str) -> str:

@@ -8,8 +8,9 @@ import grpc
 import typer
 
 from inferd_client import terminal
-from inferd_client.channel import DEFAULT_ADDRESS, LOOK_UP_SECONDS
+from inferd_client.channel import LOOK_UP_SECONDS
 from inferd_client.conversation import converse, write_answer
+from inferd_client.endpoint import Endpoint, with_endpoint
 from inferd_client.errors import DeadlineExceeded, InferdError, Unavailable
 from inferd_client.options import Strategy as StrategyWord
 from inferd_client.options import StreamOptions
@@ -20,9 +21,6 @@ from inferd_client.sync import Client
 
 _MODEL_SERVICE = "inferd.v1.Model/"
 
-Address = Annotated[
-    str, typer.Option(envvar="INFERD_ADDRESS", metavar="ADDRESS", help="The server: HOST:PORT or unix:/PATH.")
-]
 Timeout = Annotated[float | None, typer.Option(metavar="SECONDS", help="Give up after so long.")]
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Name or alias of the model.")]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON.")]
@@ -43,10 +41,11 @@ System = Annotated[str | None, typer.Option(metavar="TEXT", help="Instructions f
 def add_to(app: typer.Typer) -> None:
     """Adds every command of the client to the `inferd` command."""
     for command in (generate, chat, models, load, unload, watch, cancel, health):
-        app.command(cls=ClientCommand)(command)
+        app.command(cls=ClientCommand)(with_endpoint(command))
 
 
 def generate(
+    endpoint: Endpoint,
     model: Model,
     prompt: Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="Raw text; - or none: from stdin.")] = None,
     max_tokens: MaxTokens = None,
@@ -58,16 +57,16 @@ def generate(
     strategy: Strategy = None,
     request_id: RequestId = None,
     as_json: Json = False,
-    address: Address = DEFAULT_ADDRESS,
     timeout: Timeout = None,
 ) -> None:
     """Continue a prompt as it is, without a chat template; the text comes as it is made."""
     options = _options(max_tokens, temperature, top_p, seed, stop, priority, strategy, request_id)
-    with Client(address) as client:
+    with endpoint.connect() as client:
         write_answer(client, model, as_json, timeout, prompt=_or_stdin(prompt, "PROMPT"), **options)
 
 
 def chat(
+    endpoint: Endpoint,
     model: Model,
     question: Annotated[
         str | None, typer.Argument(metavar="[QUESTION]", help="None: a conversation, or the question from a pipe.")
@@ -82,23 +81,22 @@ def chat(
     strategy: Strategy = None,
     request_id: RequestId = None,
     as_json: Json = False,
-    address: Address = DEFAULT_ADDRESS,
     timeout: Timeout = None,
 ) -> None:
     """Ask a question, or hold a conversation (Ctrl-D ends it); the answer comes as it is made."""
     options = _options(max_tokens, temperature, top_p, seed, stop, priority, strategy, request_id)
     messages = [] if system is None else [("system", system)]
-    with Client(address) as client:
+    with endpoint.connect() as client:
         if question is None and sys.stdin.isatty():
-            converse(client, model, messages, address, timeout, options)
+            converse(client, model, messages, endpoint.address, timeout, options)
             return
         messages.append(("user", _or_stdin(question, "QUESTION")))
         write_answer(client, model, as_json, timeout, messages=messages, **options)
 
 
-def models(as_json: Json = False, address: Address = DEFAULT_ADDRESS, timeout: Timeout = LOOK_UP_SECONDS) -> None:
+def models(endpoint: Endpoint, as_json: Json = False, timeout: Timeout = LOOK_UP_SECONDS) -> None:
     """List the models, resident or not, and the memory they take."""
-    with Client(address) as client:
+    with endpoint.connect() as client:
         listed = client.models(timeout=timeout)
     if as_json:
         terminal.write_json(listed)
@@ -107,6 +105,7 @@ def models(as_json: Json = False, address: Address = DEFAULT_ADDRESS, timeout: T
 
 
 def load(
+    endpoint: Endpoint,
     model: Model,
     detach: Annotated[bool, typer.Option("--detach", help="Return at once; follow with `inferd watch`.")] = False,
     validate_only: Annotated[
@@ -116,11 +115,10 @@ def load(
     reload: Annotated[bool, typer.Option("--reload", help="Load again even if it is resident.")] = False,
     strategy: Strategy = None,
     as_json: Json = False,
-    address: Address = DEFAULT_ADDRESS,
     timeout: Timeout = None,
 ) -> None:
     """Make a model resident and wait for it."""
-    with Client(address) as client:
+    with endpoint.connect() as client:
         loaded = client.load(
             model,
             detach=detach,
@@ -141,17 +139,17 @@ def load(
 
 
 def unload(
+    endpoint: Endpoint,
     model: Model,
     mode: Annotated[
         str | None, typer.Option(metavar="|".join(get_args(UnloadModeWord)), help="What to do with running requests.")
     ] = None,
     drain_timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Longest drain.")] = None,
     as_json: Json = False,
-    address: Address = DEFAULT_ADDRESS,
     timeout: Timeout = None,
 ) -> None:
     """Make a model non-resident and wait until its memory is free."""
-    with Client(address) as client:
+    with endpoint.connect() as client:
         unloaded = client.unload(model, mode=mode, drain_timeout=drain_timeout, timeout=timeout)  # type: ignore[arg-type]  # a wrong word is refused by name
     if as_json:
         terminal.write_json(unloaded)
@@ -160,13 +158,13 @@ def unload(
 
 
 def watch(
+    endpoint: Endpoint,
     names: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help="Only these models.")] = None,
     as_json: Json = False,
-    address: Address = DEFAULT_ADDRESS,
     timeout: Timeout = None,
 ) -> None:
     """Follow the models' states: all of them once, then every change."""
-    with Client(address) as client, client.watch(*names or (), timeout=timeout) as events:
+    with endpoint.connect() as client, client.watch(*names or (), timeout=timeout) as events:
         for event in events:
             if as_json:
                 terminal.write_json({"event": type(event).__name__.lower(), **asdict(event)})
@@ -180,27 +178,27 @@ def watch(
 
 
 def cancel(
+    endpoint: Endpoint,
     request_id: Annotated[str, typer.Argument(metavar="ID", help="The request's id.")],
-    address: Address = DEFAULT_ADDRESS,
     timeout: Timeout = LOOK_UP_SECONDS,
 ) -> None:
     """Cancel a running or waiting request. One that is unknown or over is no error."""
-    with Client(address) as client:
+    with endpoint.connect() as client:
         cancelled = client.cancel(request_id, timeout=timeout)
     terminal.write_line("cancelled" if cancelled else "nothing to cancel")
 
 
 def health(
+    endpoint: Endpoint,
     service: Annotated[str, typer.Argument(help="readiness, liveness, a service's name, or a model's.")] = "readiness",
-    address: Address = DEFAULT_ADDRESS,
     timeout: Timeout = LOOK_UP_SECONDS,
 ) -> None:
     """Tell whether the server serves; the exit code is for containers: 0 serving, 1 not, 2 unreachable."""
     try:
-        with Client(address) as client:
+        with endpoint.connect() as client:
             status = _health(client, service, timeout)
     except InferdError as error:
-        terminal.write_error(terminal.explain(error, address, timeout))
+        terminal.write_error(terminal.explain(error, endpoint.address, timeout))
         raise typer.Exit(2 if isinstance(error, Unavailable | DeadlineExceeded) else 1) from error
     terminal.write_line(status)
     if status != "serving":

@@ -206,6 +206,15 @@ _BY_CODE: dict[grpc.StatusCode, type[InferdError]] = {
 }
 
 
+_TLS_PROBLEMS = (
+    ("Socket closed", "the server may want TLS, or another certificate of ours"),
+    ("WRONG_VERSION_NUMBER", "the server speaks no TLS"),
+    ("CERTIFICATE_VERIFY_FAILED", "nobody whom we believe (ca) vouches for the server's certificate"),
+    ("Hostname Verification Check failed", "the server's certificate is for another host"),
+)
+"""What gRPC writes, and what it means."""
+
+
 def from_rpc(error: grpc.RpcError) -> InferdError:
     """The exception for a failed call; use as `raise from_rpc(error) from error`. Never raises by itself."""
     code = error.code()
@@ -216,11 +225,23 @@ def from_rpc(error: grpc.RpcError) -> InferdError:
     return _class_of(code, info.reason)(
         code,
         info.reason,
-        error.details() or code.name,
+        _explained(error.details() or code.name),
         dict(info.metadata),
         _seconds(retry),
         tuple((violation.field, violation.description) for violation in request.field_violations),
     )
+
+
+def connection_problem(message: str) -> str:
+    """What most likely keeps a connection from being made, where TLS has to do with it; "" otherwise."""
+    if not message.startswith(("connections to all", "failed to connect to all")):
+        return ""
+    return next((problem for mark, problem in _TLS_PROBLEMS if mark in message), "")
+
+
+def _explained(message: str) -> str:
+    problem = connection_problem(message)
+    return f"{message}: {problem}" if problem else message
 
 
 def invalid_parameter(option: str, description: str) -> InvalidParameter:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from inferd_client.errors import DeadlineExceeded, InferdError, Unavailable
+from inferd_client.errors import DeadlineExceeded, InferdError, Unavailable, connection_problem
 from inferd_client.results import MemoryBudget, Model, Waiting
 
 _HINTS = {
@@ -103,6 +103,8 @@ def _unreachable(message: str, address: str) -> str:
     """gRPC's account of every address that it tried ends with the cause."""
     if not message.startswith(("connections to all", "failed to connect to all", "errors resolving")):
         return f"the server at {address} is gone: {message}"
+    if problem := connection_problem(message):
+        return f"can't connect to {address}: {problem}; see --tls, --ca, --cert and --key"
     cause = message.rpartition(": ")[2].strip("]")
     return (
         f"no server answers at {address}: {cause[:1].lower()}{cause[1:]}; "
