@@ -5,11 +5,11 @@ PIP := -m pip install --disable-pip-version-check
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-long check lint types imports contract drift generate bench soak sim mutants lock clean
+.PHONY: help setup serve test test-long test-faults check lint types imports contract drift generate bench soak sim mutants lock clean
 
 help: ## list the words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  ARGS='...' is passed on by serve, test, test-long, bench, soak, sim and mutants; PYTHON=... chooses the Python of setup"
+	@echo "  ARGS='...' is passed on by serve, test, test-long, test-faults, bench, soak, sim and mutants; PYTHON=... chooses the Python of setup"
 
 setup: .venv/.ready ## make .venv with everything (nothing to do: milliseconds)
 
@@ -30,6 +30,9 @@ test: setup ## the tests, without those marked long
 
 test-long: setup ## the tests marked long
 	$(BIN)/python -m pytest -m long --numprocesses=2 --dist=loadfile $(ARGS)
+
+test-faults: setup ## what breaks, dies or is hostile: the fault suite, a few minutes (test-long runs it too)
+	$(BIN)/python -m pytest -m faults --numprocesses=2 --dist=loadfile $(ARGS)
 
 check: lint types imports contract drift test ## everything that CI wants, but the long tests
 

@@ -18,7 +18,8 @@ a request's seed chooses faults of its steps:
 | ROW_FAILS | this request's own row fails after three tokens |
 
 INFERD_TEST_STEP_SECONDS makes every step take so much longer, so that a short answer runs for as long as a test needs;
-INFERD_TEST_HEARTBEAT_SECONDS makes watches tell signs of life so often.
+INFERD_TEST_HEARTBEAT_SECONDS makes watches tell signs of life so often; INFERD_TEST_KEEPALIVE_SECONDS makes the server
+ask its clients for one so often, and wait as long for it.
 """
 
 import os
@@ -136,9 +137,11 @@ def main() -> None:
 
     from inferd_client.cli import main as inferd
     from inferd_server import app
-    from inferd_server.rpc import watch
+    from inferd_server.rpc import server, watch
 
     watch.HEARTBEAT_SECONDS = float(os.environ.get("INFERD_TEST_HEARTBEAT_SECONDS", watch.HEARTBEAT_SECONDS))
+    if seconds := os.environ.get("INFERD_TEST_KEEPALIVE_SECONDS"):
+        server.KEEPALIVE_SECONDS = server.KEEPALIVE_TIMEOUT_SECONDS = float(seconds)
     app.serve = partial(app.serve, open_engine=open_faulty_engine)  # type: ignore[assignment]
     sys.argv[0] = "inferd"
     inferd()

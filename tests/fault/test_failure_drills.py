@@ -17,6 +17,8 @@ from support.contention import GIB, Client, check_ledger, connected, policy, ser
 from support.servers import ServerProcess, write_config
 from support.wire import facts_of, reason_of
 
+pytestmark = pytest.mark.faults
+
 STEP_TIMEOUT = 1.5
 
 

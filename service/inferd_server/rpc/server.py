@@ -29,6 +29,11 @@ from .services import ServerInfo, Services
 
 __all__ = ["ListenSettings", "Server", "ServerInfo", "Services"]
 
+KEEPALIVE_SECONDS = 30.0
+KEEPALIVE_TIMEOUT_SECONDS = 10.0
+"""A client that is frozen or cut off is noticed after both, and what it holds is free again."""
+MAX_PENDING_CALLS = 8_192
+"""Calls that have come and that the event loop has not taken yet; about 10 KiB each."""
 STALLED_WRITE_SECONDS = 60.0
 """A reader that takes nothing for so long loses its stream: its request would hold its model for ever."""
 PROBE_MESSAGE_NBYTES = 4096
@@ -48,9 +53,15 @@ def server_options(max_message_nbytes: int) -> list[tuple[str, int]]:
         # Clients that ping every 10 s are cut with too_many_pings otherwise. (The name with `recv` is ignored.)
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         # A frozen client's death is noticed by these alone.
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_time_ms", round(1000 * KEEPALIVE_SECONDS)),
+        ("grpc.keepalive_timeout_ms", round(1000 * KEEPALIVE_TIMEOUT_SECONDS)),
+        # Measured: the line above alone is not heeded, a ping then waits for its answer for a minute.
+        ("grpc.http2.ping_timeout_ms", round(1000 * KEEPALIVE_TIMEOUT_SECONDS)),
         ("grpc.keepalive_permit_without_calls", 1),
+        # Of more than 1,000 calls that come at once, grpc drops some by chance, with a bare CANCELLED (measured: 191 of
+        # 2,000). Our own bounds refuse with a reason; these only keep a flood from taking all memory.
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_PENDING_CALLS),
         ("grpc.http2.max_pings_without_data", 0),
     ]
 
