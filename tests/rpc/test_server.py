@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import fcntl
 import os
 import socket
 import stat
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fakes.generations import FakeGenerations, finished, flood, hang, started
 from fakes.registry import FakeRegistry
@@ -19,6 +20,7 @@ from inferd.v1 import inference_service_pb2 as pb
 from inferd.v1 import inference_service_pb2_grpc, model_service_pb2
 from inferd_server.core.errors import reader_stalled
 from inferd_server.core.generation import Event, GenerationRequest
+from inferd_server.rpc import listening
 from inferd_server.rpc.interceptors.around import Around, _write
 from inferd_server.rpc.interceptors.call import Call, current_call
 from inferd_server.rpc.listening import split_host_port
@@ -101,6 +103,29 @@ async def test_a_socket_that_a_dead_server_left_is_replaced(tmp_path: Path) -> N
         dead.bind(str(path))
     async with open_world(address=f"unix:{path}") as world:
         await world.health.Check(health_pb2.HealthCheckRequest())
+
+
+async def test_of_servers_that_start_together_at_a_stale_socket_one_gets_it(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / "s"))
+    servers = [server_at(f"unix:{tmp_path}/s") for _ in range(4)]
+    outcomes = await asyncio.gather(*(server.start() for server in servers), return_exceptions=True)
+    assert sum(isinstance(outcome, OSError) for outcome in outcomes) == 3
+    assert [outcome for outcome in outcomes if isinstance(outcome, str)] == [f"unix:{tmp_path}/s"]
+    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/s") as channel:
+        await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+    await asyncio.gather(*(server.stop(0) for server in servers))
+    assert not (tmp_path / "s").exists()
+
+
+async def test_a_folder_that_stays_locked_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "LOCK_ATTEMPTS", 2)
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        assert await start_fails(f"unix:{tmp_path}/s", "keeps its folder locked") == errno.EADDRINUSE
+    finally:
+        os.close(folder)
 
 
 async def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:

@@ -19,6 +19,11 @@ class PairFiles:
     authority: str
 
     @property
+    def chain(self) -> str:
+        """What the certificate's file holds."""
+        return Path(self.certificate).read_text()
+
+    @property
     def section(self) -> dict[str, str]:
         """The `tls` section of a file that names the pair."""
         return {"certificate": self.certificate, "key": self.key}
