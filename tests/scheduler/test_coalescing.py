@@ -84,6 +84,38 @@ def test_a_token_after_an_overdue_tick_goes_out_by_itself(two_streams: tuple[Tic
         assert take(one) == 1
 
 
+@pytest.mark.parametrize(("cost", "due"), [(0.001, 0.01), (0.003, 0.02), (0.5, 0.04)])
+def test_ticks_become_rarer_when_their_readers_take_the_loop_too_long(
+    two_streams: tuple[Ticks, Stream, Stream], cost: float, due: float
+) -> None:
+    ticks, one, _ = two_streams
+    assert ticks.is_costing
+    ticks.note_cost(cost)
+    assert not ticks.is_costing
+    give(ticks, one)
+    assert ticks.release(0.009) == pytest.approx(due)
+
+
+def test_a_stretched_tick_relaxes_when_its_readers_are_quick_again(two_streams: tuple[Ticks, Stream, Stream]) -> None:
+    ticks, one, _ = two_streams
+    ticks.note_cost(0.1)
+    give(ticks, one)
+    assert ticks.release(0.04) is None
+    ticks.note_cost(0.0401)
+    give(ticks, one)
+    assert ticks.release(0.0402) == pytest.approx(0.05)
+
+
+def test_no_coalescing_is_never_stretched() -> None:
+    ticks, eager = Ticks(1), stream(1, 0.0)
+    ticks.join(eager)
+    for _ in range(3):
+        give(ticks, eager)
+        assert ticks.release(5.0) is None
+        ticks.note_cost(9.0)
+    assert has_more(eager)
+
+
 def test_no_coalescing_releases_each_token() -> None:
     ticks, eager = Ticks(1), stream(1, 0.0)
     ticks.join(eager)

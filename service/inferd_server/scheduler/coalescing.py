@@ -4,20 +4,34 @@ from dataclasses import dataclass, field
 
 from .stream import AnyStream
 
+RELEASES_SHARE = 0.15
+"""Of the time, what the loop may spend on the readers of one tick before ticks become rarer: a write costs the same for
+any number of tokens, and the interpreter's lock is the engine's too."""
+MOST_STRETCH = 4.0
+"""A coalesce time gets at most so many times as long for that."""
+
 
 @dataclass(slots=True)
 class Tick:
-    """The running streams of one coalesce time; `held` are those with enough tokens to be released together."""
+    """The running streams of one coalesce time; `held` are those with enough tokens to be released together.
+
+    Attributes:
+        cost_seconds: what the readers took of the loop at the last tick.
+        is_costing: they have not had their turn yet.
+    """
 
     period_seconds: float
     members: int = 0
     ticked_at: float = float("-inf")
+    cost_seconds: float = 0.0
+    is_costing: bool = False
     held: dict[AnyStream, None] = field(default_factory=dict)  # a set that keeps its order
 
     @property
     def due_at(self) -> float:
         """When tokens may go out next."""
-        return self.ticked_at + self.period_seconds
+        stretched = min(self.cost_seconds / RELEASES_SHARE, MOST_STRETCH * self.period_seconds)
+        return self.ticked_at + max(self.period_seconds, stretched)
 
 
 class Ticks:
@@ -64,4 +78,17 @@ class Ticks:
                     stream.release()
                 tick.held.clear()
                 tick.ticked_at = now
+                tick.is_costing = tick.period_seconds > 0
         return min((tick.due_at for tick in self._ticks.values() if tick.held), default=None)
+
+    @property
+    def is_costing(self) -> bool:
+        """Whether readers who were given something have not had their turn yet."""
+        return any(tick.is_costing for tick in self._ticks.values())
+
+    def note_cost(self, now: float) -> None:
+        """Every reader had its turn."""
+        for tick in self._ticks.values():
+            if tick.is_costing:
+                tick.is_costing = False
+                tick.cost_seconds = now - tick.ticked_at

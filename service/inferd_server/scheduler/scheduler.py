@@ -353,9 +353,14 @@ class Scheduler:
             self._tick_timer = None
         now = self._clock()
         due_at = self._ticks.release(now)
+        if self._ticks.is_costing:
+            self._loop.call_soon(self._note_cost)  # behind the readers that were just woken
         if due_at is not None:
             self._tick_timer = self._loop.call_later(due_at - now, self._deliver)
             self._worker.is_quiet = self._ticks.is_shared
+
+    def _note_cost(self) -> None:
+        self._ticks.note_cost(self._clock())
 
     # --- death
 
