@@ -1,11 +1,13 @@
 """Choices, regular expressions and Lark grammars; matchers; the bounds of a compilation."""
 
 import asyncio
+import gc
 import re
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -372,6 +374,76 @@ async def test_a_vocabulary_is_built_once_for_each_tokenizer(words: Words, monke
     assert built == [words[0]]
 
 
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> list[Constraint]:
+    """Every constraint that is compiled, in order."""
+    done: list[Constraint] = []
+    real = constraints.compile_constraint
+
+    def noting(vocabulary: LLTokenizer, constraint: Constraint) -> CompiledGrammar:
+        done.append(constraint)
+        return real(vocabulary, constraint)
+
+    monkeypatch.setattr(constraints, "compile_constraint", noting)
+    return done
+
+
+async def test_requests_with_one_constraint_share_a_compilation_and_go_on_together(
+    words: Words, compilations: list[Constraint]
+) -> None:
+    compiler = Constraints()
+    await compiler.compile(words[0], choice("warm"))
+    tasks = [asyncio.create_task(compiler.compile(words[0], choice("a", "b"))) for _ in range(9)]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.sleep(0)
+    assert all(task.done() for task in tasks)
+    assert await compiler.compile(words[0], choice("a", "b")) is tasks[0].result()
+    assert compilations == [choice("warm"), choice("a", "b")]
+
+
+async def test_a_request_that_leaves_does_not_take_the_compilation_along(
+    words: Words, compilations: list[Constraint]
+) -> None:
+    compiler = Constraints()
+    await compiler.compile(words[0], choice("warm"))
+    first, second = (asyncio.create_task(compiler.compile(words[0], choice("a"))) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert allowed_ids((await second).matcher())
+    assert first.cancelled()
+    assert compilations.count(choice("a")) == 1
+
+
+async def test_what_does_not_compile_is_not_kept(words: Words, compilations: list[Constraint]) -> None:
+    compiler = Constraints()
+    for _ in range(2):
+        with pytest.raises(InferdError):
+            await compiler.compile(words[0], regex("("))
+    assert compilations == [regex("(")] * 2
+
+
+async def test_few_constraints_are_kept_and_no_large_ones(
+    words: Words, compilations: list[Constraint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constraints, "MAX_KEPT", 2)
+    monkeypatch.setattr(constraints, "KEPT_CHARACTERS", 5)
+    compiler = Constraints()
+    for text in ("a", "b", "a", "c", "a", "b", "larger", "larger"):
+        await compiler.compile(words[0], choice(text))
+    assert [each.options[0] for each in compilations] == ["a", "b", "c", "b", "larger", "larger"]
+
+
+async def test_compiled_constraints_go_with_their_tokenizer(words: Words) -> None:
+    compiler = Constraints()
+    tokenizer = Tokenizer.load(Path(words[0].backend.name_or_path))
+    grammar = await compiler.compile(tokenizer, choice("a"))
+    gone = weakref.ref(tokenizer)
+    del tokenizer
+    gc.collect()
+    assert gone() is None
+    assert allowed_ids(grammar.matcher())
+
+
 async def test_a_compilation_that_takes_too_long_is_refused_and_keeps_its_place(
     words: Words, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,14 +452,15 @@ async def test_a_compilation_that_takes_too_long_is_refused_and_keeps_its_place(
     real = constraints.compile_constraint
 
     def slow(vocabulary: LLTokenizer, constraint: Constraint) -> CompiledGrammar:
-        if constraint.options == ("slow",):
+        if constraint.options[0] == "slow":
             release.wait(30)
         return real(vocabulary, constraint)
 
     monkeypatch.setattr(constraints, "compile_constraint", slow)
     compiler = Constraints()
     try:
-        slow_ones = [compiler.compile(words[0], choice("slow")) for _ in range(constraints.CONCURRENT_COMPILATIONS)]
+        count = constraints.CONCURRENT_COMPILATIONS
+        slow_ones = [compiler.compile(words[0], choice("slow", str(number))) for number in range(count)]
         for error in await asyncio.gather(*slow_ones, return_exceptions=True):
             assert isinstance(error, InferdError)
             assert "takes longer than" in str(error)

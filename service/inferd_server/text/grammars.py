@@ -89,17 +89,22 @@ def build_vocabulary(tokenizer: Tokenizer) -> llguidance.LLTokenizer:
     return llguidance.hf.from_tokenizer(tokenizer.backend, n_vocab=tokenizer.vocabulary_size, eos_token=ends)
 
 
+def size(constraint: Constraint) -> int:
+    """Characters of its source; a choice's are all of its options together."""
+    return sum(map(len, constraint.options)) if constraint.kind is ConstraintKind.CHOICE else len(constraint.text)
+
+
 def check_size(constraint: Constraint) -> None:
     """Refuse what is empty or too large to be compiled.
 
     Raises:
         InferdError: INVALID_PARAMETER.
     """
-    size = sum(map(len, constraint.options)) if constraint.kind is ConstraintKind.CHOICE else len(constraint.text)
+    characters = size(constraint)
     limit = MAX_CHARACTERS[constraint.kind]
     is_choice = constraint.kind is ConstraintKind.CHOICE
-    if size > limit:
-        text = f"has {size} characters; at most {limit} are allowed"
+    if characters > limit:
+        text = f"has {characters} characters; at most {limit} are allowed"
         raise invalid(constraint, text, ".options" if is_choice else "")
     if constraint.kind is ConstraintKind.LARK_GRAMMAR:
         _check_intersections(constraint)
