@@ -123,6 +123,6 @@ def test_violations_and_resource_survive_more_facts() -> None:
 
 def test_messages_are_for_people() -> None:
     denied = errors.strategy_denied(Strategy.PREEMPT, [])
-    assert denied.message == "requests may not ask for the strategy preempt; manager.request_overrides allows: none"
+    assert denied.message == "requests may not ask for the strategy preempt; allowed are: none"
     full = errors.capacity_exhausted("m", ["a"], 3 * 2**30, 512, 4 * 2**30)
     assert "it needs 3221225472 bytes (3.00 GiB); 512 bytes of 4294967296 bytes (4.00 GiB) are charged" in full.message

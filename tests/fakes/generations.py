@@ -16,6 +16,7 @@ from inferd_server.core.generation import (
     Usage,
 )
 from inferd_server.core.observer import UNOBSERVED, GenerationObserver
+from inferd_server.serving.callers import Caller
 
 Script = Callable[[GenerationRequest], AsyncIterator[Event]]
 
@@ -95,7 +96,12 @@ class FakeGenerations:
         self.tokenized: list[tuple[str, Prompt]] = []
 
     async def stream(
-        self, request: GenerationRequest, *, deadline: float | None = None, observer: GenerationObserver = UNOBSERVED
+        self,
+        request: GenerationRequest,
+        *,
+        caller: Caller | None = None,
+        deadline: float | None = None,
+        observer: GenerationObserver = UNOBSERVED,
     ) -> AsyncGenerator[Event, None]:
         self.requests.append(request)
         self.deadlines.append(deadline)
@@ -112,7 +118,7 @@ class FakeGenerations:
                 self.open -= 1
                 self.ends += 1
 
-    def cancel(self, request_id: str) -> bool:
+    def cancel(self, request_id: str, caller_id: str = "") -> bool:
         return request_id in self.known_ids
 
     async def tokenize(self, model: str, prompt: Prompt) -> tuple[list[int], int]:

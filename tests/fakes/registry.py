@@ -69,6 +69,12 @@ class FakeRegistry:
                 return model.entry
         raise model_not_found(name, self.models)
 
+    def names_of(self, name: str) -> tuple[str, ...]:
+        for model in self.models.values():
+            if name == model.entry.name or name in model.entry.aliases:
+                return (model.entry.name, *model.entry.aliases)
+        return (name,)
+
     def model(self, name: str) -> ModelSnapshot:
         return self.models[self.resolve(name).name]
 

@@ -4,7 +4,8 @@ Raise one through the functions below, so that a reason always carries the facts
 promise for it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -68,6 +69,9 @@ class InferdError(Exception):
         retry_after_seconds: when a retry may succeed; None where a retry is no help.
         violations: bad fields, for INVALID_PARAMETER and PROMPT_TOO_LONG.
         resource: the name of the model concerned, for MODEL_NOT_FOUND.
+        quota: whose quota is used up (`key:ID/requests_per_minute`), for RATE_LIMITED.
+        retell: tells it again with only those names of other models that the given claim holds for; None where it
+            names none.
     """
 
     def __init__(
@@ -79,6 +83,8 @@ class InferdError(Exception):
         retry_after_seconds: float | None = None,
         violations: Sequence[FieldViolation] = (),
         resource: str = "",
+        quota: str = "",
+        retell: "Callable[[MayName], InferdError] | None" = None,
     ) -> None:
         super().__init__(message)
         self.reason = reason
@@ -87,6 +93,8 @@ class InferdError(Exception):
         self.retry_after_seconds = retry_after_seconds
         self.violations = tuple(violations)
         self.resource = resource
+        self.quota = quota
+        self.retell = retell
 
     def with_facts(self, **facts: str | int) -> "InferdError":
         """The same error with more facts (a stream adds its counts); `self` is left as it is."""
@@ -97,7 +105,20 @@ class InferdError(Exception):
             retry_after_seconds=self.retry_after_seconds,
             violations=self.violations,
             resource=self.resource,
+            quota=self.quota,
+            retell=self.retell,
         )
+
+    def told_to(self, may_name: "MayName") -> "InferdError":
+        """The same error for a reader who may not see every model; itself where it names no other."""
+        if self.retell is None:
+            return self
+        retold = self.retell(may_name)
+        return retold.with_facts(**{**self.facts, **retold.facts})
+
+
+MayName = Callable[[str], bool]
+"""Whether a reader may be told of the model of this name."""
 
 
 def echo(value: object) -> str:
@@ -120,12 +141,14 @@ def _size(nbytes: int) -> str:
 
 def model_not_found(name: str, configured: Iterable[str]) -> InferdError:
     """NOT_FOUND, with the configured names (at most 16, and how many there are)."""
-    names = _listed(configured)
+    known = tuple(configured)
+    names = _listed(known)
     return InferdError(
         Reason.MODEL_NOT_FOUND,
-        f"no model or alias is called {echo(name)!r}; configured: {names}",
+        f"no model or alias is called {echo(name)!r}; configured: {names or 'none'}",
         facts={"model": echo(name), "configured_models": names},
         resource=echo(name),
+        retell=lambda may_name: model_not_found(name, filter(may_name, known)),
     )
 
 
@@ -156,7 +179,8 @@ def capacity_exhausted(
     retry_after_seconds: float = 1.0,
 ) -> InferdError:
     """No room now, and the strategy does not wait (or waiting can't help)."""
-    blocking = _listed(blocking_models)
+    others = tuple(blocking_models)
+    blocking = _listed(others)
     return InferdError(
         Reason.CAPACITY_EXHAUSTED,
         f"no room for model {model!r}: it needs {_size(required_bytes)}; {_size(charged_bytes)} of "
@@ -169,6 +193,9 @@ def capacity_exhausted(
             "limit_bytes": limit_bytes,
         },
         retry_after_seconds=retry_after_seconds,
+        retell=lambda may_name: capacity_exhausted(
+            model, filter(may_name, others), required_bytes, charged_bytes, limit_bytes, retry_after_seconds
+        ),
     )
 
 
@@ -192,6 +219,48 @@ def queue_full(model: str, queue_limit: int) -> InferdError:
         facts={"model": model, "queue_limit": queue_limit},
         retry_after_seconds=1.0,
     )
+
+
+def rate_limited(key_id: str, limit: str, allowed: int, asked: int, retry_after_seconds: float) -> InferdError:
+    """So much per minute is used up, by one key (`key_id` "": by all callers together).
+
+    Args:
+        limit: the limit's name, `requests_per_minute`.
+        asked: how much was asked for.
+        retry_after_seconds: when as much will be let through, if nobody takes any meanwhile.
+    """
+    return InferdError(
+        Reason.RATE_LIMITED,
+        f"{limit} of {_owner(key_id)} is {allowed}: {asked} more can be taken in {retry_after_seconds:.3f} s",
+        facts={
+            "limit": limit,
+            "scope": "key" if key_id else "server",
+            "allowed": allowed,
+            "asked": asked,
+            "retry_after_ms": math.ceil(retry_after_seconds * 1000),
+        },
+        retry_after_seconds=retry_after_seconds,
+        quota=_quota(key_id, limit),
+    )
+
+
+def too_many_concurrent(key_id: str, allowed: int) -> InferdError:
+    """As many RPCs are in flight as may be; nobody knows when one ends."""
+    return InferdError(
+        Reason.RATE_LIMITED,
+        f"max_concurrent of {_owner(key_id)} is {allowed}: as many requests are in flight",
+        facts={"limit": "max_concurrent", "scope": "key" if key_id else "server", "allowed": allowed},
+        retry_after_seconds=1.0,
+        quota=_quota(key_id, "max_concurrent"),
+    )
+
+
+def _owner(key_id: str) -> str:
+    return f"key {key_id!r}" if key_id else "the server"
+
+
+def _quota(key_id: str, limit: str) -> str:
+    return f"key:{key_id}/{limit}" if key_id else f"server/{limit}"
 
 
 def request_timeout(limit_seconds: float) -> InferdError:
@@ -249,9 +318,10 @@ def preempted(model: str, by_model: str, retry_after_seconds: float = 1.0) -> In
     """The request was interrupted for another model and is not resumed."""
     return InferdError(
         Reason.PREEMPTED,
-        f"interrupted for model {by_model!r}",
+        f"interrupted for model {by_model!r}" if by_model else "interrupted for another model",
         facts={"model": model, "by_model": by_model},
         retry_after_seconds=retry_after_seconds,
+        retell=lambda may_name: preempted(model, by_model if may_name(by_model) else "", retry_after_seconds),
     )
 
 
@@ -268,6 +338,18 @@ def prompt_too_long(field: str, prompt_tokens: int, context_length: int, *, at_l
         Reason.PROMPT_TOO_LONG,
         text,
         facts={"prompt_tokens": prompt_tokens, "context_length": context_length},
+        violations=[FieldViolation(field, text)],
+    )
+
+
+def prompt_over_limit(field: str, prompt_tokens: int, limit_tokens: int, *, at_least: bool = False) -> InferdError:
+    """The prompt is longer than max_prompt_tokens lets it be. `at_least`: nobody counted to its end."""
+    count = f"at least {prompt_tokens}" if at_least else str(prompt_tokens)
+    text = f"the prompt has {count} tokens; max_prompt_tokens is {limit_tokens}"
+    return InferdError(
+        Reason.PROMPT_TOO_LONG,
+        text,
+        facts={"prompt_tokens": prompt_tokens, "limit_tokens": limit_tokens, "limit": "max_prompt_tokens"},
         violations=[FieldViolation(field, text)],
     )
 
@@ -313,12 +395,43 @@ def internal_error() -> InferdError:
     return InferdError(Reason.ENGINE_FAILED, "internal error; the server's log has the cause")
 
 
+def credentials_missing() -> InferdError:
+    """A key is needed and none came."""
+    return InferdError(Reason.CREDENTIALS_MISSING, "a key is needed: send the metadata `authorization: Bearer KEY`")
+
+
+def credentials_invalid() -> InferdError:
+    """What came is no key that counts (now)."""
+    return InferdError(
+        Reason.CREDENTIALS_INVALID, "not `Bearer KEY` in the metadata `authorization`, or the key is not valid (any more)"
+    )
+
+
+def method_denied(method: str, group: str) -> InferdError:
+    """The key may not call this: it needs `group` among its methods ("": nothing allows it)."""
+    return InferdError(
+        Reason.METHOD_DENIED,
+        f"this key may not call {echo(method)}; it would need {group} among its methods",
+        facts={"method": echo(method), "needed": group},
+    )
+
+
+def model_denied(name: str, allowed: Iterable[str]) -> InferdError:
+    """The key's models have no such name, whether or not there is one."""
+    listed = _listed(allowed)
+    return InferdError(
+        Reason.MODEL_DENIED,
+        f"this key may not use a model called {echo(name)!r}; its models: {listed or 'none'}",
+        facts={"model": echo(name), "allowed_models": listed},
+    )
+
+
 def strategy_denied(strategy: str, allowed: Iterable[str]) -> InferdError:
-    """The server forbids requests to ask for this contention strategy."""
+    """The server, or the caller's key, forbids requests to ask for this contention strategy."""
     listed = _listed(allowed)
     return InferdError(
         Reason.STRATEGY_DENIED,
-        f"requests may not ask for the strategy {strategy}; manager.request_overrides allows: {listed or 'none'}",
+        f"requests may not ask for the strategy {strategy}; allowed are: {listed or 'none'}",
         facts={"strategy": strategy, "allowed_strategies": listed},
     )
 

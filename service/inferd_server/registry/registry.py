@@ -95,6 +95,11 @@ class Registry:
         """
         return self._find(name).served_entry
 
+    def names_of(self, name: str) -> tuple[str, ...]:
+        """Every name of the model that a name or alias stands for; the name alone where it stands for none."""
+        model = self._machine.residency.models.get(self._names.get(name, name))
+        return (name,) if model is None else (model.entry.name, *model.entry.aliases)
+
     def lease_now(self, request: LeaseRequest) -> Lease | None:
         """A lease, if the model is LOADED; else None, and nothing is asked for."""
         if self._is_handling or not self._machine.admits(request.model):

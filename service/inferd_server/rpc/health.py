@@ -13,10 +13,12 @@ from grpc_health.v1 import health_pb2_grpc
 
 from inferd_server.core.errors import InferdError, Reason, echo
 from inferd_server.core.model import ModelState
+from inferd_server.core.access import FULL_ACCESS, Access
 from inferd_server.registry.registry import ModelSnapshot, Registry
 from inferd_server.serving.lifecycle import Lifecycle, Phase
 
-from .interceptors.call import Context
+from .interceptors.call import Context, current_caller
+from .visible import Visible
 
 LIVENESS = frozenset({"", "liveness"})
 READINESS = frozenset({"readiness", "inferd.v1.InferenceService"})
@@ -31,19 +33,19 @@ class Health:
         self._lifecycle = lifecycle
         self._registry = registry
 
-    def is_serving(self, name: str) -> bool | None:
-        """Whether `name` serves; None for an unknown name."""
+    def is_serving(self, name: str, access: Access = FULL_ACCESS) -> bool | None:
+        """Whether `name` serves; None for an unknown name, and for a model that `access` does not let see."""
         if name in LIVENESS:
             return True
         if name in READINESS:
             return self._lifecycle.phase is Phase.READY and self._can_serve()
         if name == MODEL_SERVICE:
             return self._lifecycle.phase <= Phase.READY
-        return self._serves_model(name.removeprefix(MODEL_PREFIX)) if name.startswith(MODEL_PREFIX) else None
+        return self._serves_model(name.removeprefix(MODEL_PREFIX), access) if name.startswith(MODEL_PREFIX) else None
 
-    def names(self) -> list[str]:
+    def names(self, access: Access = FULL_ACCESS) -> list[str]:
         """Every name, models by their canonical names."""
-        models = [MODEL_PREFIX + model.entry.name for model in self._registry.snapshot().models]
+        models = [MODEL_PREFIX + model.entry.name for model in Visible(self._registry, access).models()]
         return [*sorted(LIVENESS | READINESS), MODEL_SERVICE, *models]
 
     @contextmanager
@@ -72,9 +74,9 @@ class Health:
         failed = [model for model in models if model.state is ModelState.FAILED]
         return len(failed) < len(models) or not any(map(_engine_died, failed))
 
-    def _serves_model(self, name: str) -> bool | None:
+    def _serves_model(self, name: str, access: Access) -> bool | None:
         try:
-            model = self._registry.model(name)
+            model = Visible(self._registry, access).model(name)
         except InferdError:
             return None
         return self._lifecycle.phase is Phase.READY and model.state is ModelState.LOADED
@@ -101,15 +103,16 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
 
     async def Check(self, request: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:
         """The status now; NOT_FOUND for an unknown name."""
-        serves = self._health.is_serving(request.service)
+        serves = self._health.is_serving(request.service, current_caller().access)
         if serves is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service {echo(request.service)!r}")
         return _status(serves)
 
     async def List(self, request: object, context: Context) -> object:  # the stubs do not know List yet
         """Every status."""
+        access = current_caller().access
         return pb.HealthListResponse(  # type: ignore[attr-defined]
-            statuses={name: _status(self._health.is_serving(name)) for name in self._health.names()}
+            statuses={name: _status(self._health.is_serving(name, access)) for name in self._health.names(access)}
         )
 
     async def Watch(
@@ -117,10 +120,11 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
     ) -> AsyncGenerator[pb.HealthCheckResponse, None]:
         """The status at once and at each change; SERVICE_UNKNOWN while the name is unknown. A slow watcher misses
         what lies between; it ends with the server (interceptors/around.py)."""
+        caller = current_caller()
         with self._health.changes() as changed:
             told: pb.HealthCheckResponse | None = None
             while True:
-                status = _status(self._health.is_serving(request.service))
+                status = _status(self._health.is_serving(request.service, caller.access))
                 if status != told:
                     told = status
                     yield status

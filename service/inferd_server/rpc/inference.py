@@ -20,10 +20,11 @@ from . import convert, validate
 from .capabilities import check_capabilities
 from .contention import check_strategy, from_policy
 from .enums import STRATEGY_VALUES
-from .interceptors.call import Context, current_call
+from .interceptors.call import Context, current_call, current_caller
 from .services import ServerInfo, Services
 from .times import to_timestamp
 from .validate_options import is_too_long
+from .visible import Visible
 from .weight import run_weighed
 
 
@@ -75,16 +76,17 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
 
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
         """No model of this version embeds: what is wrong with the request comes first, then that."""
-        check_strategy(request.scheduling.contention, self._info)
-        entry = self._registry.resolve(request.model)
-        validate.check_embed(request, self._info)
+        info = self._info.for_caller(current_caller())
+        check_strategy(request.scheduling.contention, info)
+        entry = self._resolve(request.model)
+        validate.check_embed(request, info)
         raise capability_missing(
             entry.name, "embed", f"model {entry.name!r} can't embed: capability 'embed' is missing"
         )
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         """Counts without loading weights."""
-        entry = self._registry.resolve(request.model)
+        entry = self._resolve(request.model)
         prompt = await run_weighed(request, lambda: _checked_prompt(request, entry, self._info))
         ids, context_length = await self._generations.tokenize(entry.name, prompt)
         return pb.TokenizeResponse(
@@ -94,13 +96,14 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
     async def CancelGeneration(
         self, request: pb.CancelGenerationRequest, context: Context
     ) -> pb.CancelGenerationResponse:
-        """Idempotent: an id that is not in flight is no error."""
+        """Idempotent: an id that is not in flight is no error; nor is one of another key's."""
         validate.check_cancel(request)
-        return pb.CancelGenerationResponse(cancelled=self._generations.cancel(request.request_id))
+        cancelled = self._generations.cancel(request.request_id, current_caller().id)
+        return pb.CancelGenerationResponse(cancelled=cancelled)
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
         """Answers in every phase."""
-        info = self._info
+        info = self._info.for_caller(current_caller())
         return pb.GetServerInfoResponse(
             server_version=info.version,
             mlx_version=info.mlx_version,
@@ -115,17 +118,23 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         )
 
     async def _accept(self, message: convert.GenerationMessage) -> GenerationRequest:
-        check_strategy(message.scheduling.contention, self._info)
-        entry = self._registry.resolve(message.model)
-        return await run_weighed(message, lambda: _checked(message, entry, self._info))
+        info = self._info.for_caller(current_caller())
+        check_strategy(message.scheduling.contention, info)
+        entry = self._resolve(message.model)
+        return await run_weighed(message, lambda: _checked(message, entry, info))
+
+    def _resolve(self, model: str) -> ModelEntry:
+        return Visible(self._registry, current_caller().access).resolve(model)
 
     async def _events(self, generation: GenerationRequest, context: Context) -> AsyncGenerator[Event, None]:
         call = current_call()
         remaining: float | None = context.time_remaining()
         deadline = None if remaining is None else self._clock() + remaining
         call.trace.asked(generation)
-        observer = both(call.account, call.trace)
-        async with aclosing(self._generations.stream(generation, deadline=deadline, observer=observer)) as events:
+        stream = self._generations.stream(
+            generation, caller=current_caller(), deadline=deadline, observer=both(call.account, call.trace)
+        )
+        async with aclosing(stream) as events:
             async for event in events:
                 if isinstance(event, Finished):
                     call.account.finished(event)

@@ -7,7 +7,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from inferd.v1 import inference_service_pb2, inference_service_pb2_grpc, model_service_pb2, model_service_pb2_grpc
-from inferd_server.core.errors import reader_stalled, server_shutdown
+from inferd_server.core.errors import credentials_invalid, reader_stalled, server_shutdown
 from inferd_server.core.model import Clock
 from inferd_server.core.observer import UNOBSERVED, Observer, Tracer
 from inferd_server.core.tls import TlsIdentity
@@ -16,10 +16,12 @@ from .certificates import Certificates
 from .health import Health, HealthServicer
 from .inference import InferenceServicer
 from .interceptors.access_log import access_log
-from .interceptors.around import Around
+from .interceptors.around import WATCHES, Around
+from .interceptors.authenticating import authenticating
 from .interceptors.edge import edge
 from .interceptors.gate import gate
 from .interceptors.identify import identify
+from .interceptors.limiting import limiting
 from .interceptors.observing import observing
 from .interceptors.tracing import tracing
 from .listening import ListenSettings, bind
@@ -79,13 +81,14 @@ class Server:
         tracer: Tracer | None = None,
     ) -> None:
         self._listen = listen
-        # From the outside in: log, metrics and traces see every outcome; the edge answers what the gate and the
-        # handlers raise.
+        # From the outside in: log, metrics and traces see every outcome; the edge answers what those inside it raise.
+        # Whoever asks at the wrong time hears that first, with or without a key; only who has one uses up a limit.
         watched = [] if observer is UNOBSERVED else [observing(observer, clock)]
         traced = [] if tracer is None else [tracing(tracer)]
         identified = [identify] if listen.identity and listen.identity.client_authorities else []
-        layers = [access_log(clock), *watched, *traced, *identified, edge, gate(services.lifecycle)]
-        self._around = Around(layers, clock=clock)
+        admitting = [gate(services.lifecycle), authenticating(services.callers, services.registry), limiting]
+        self._around = Around([access_log(clock), *watched, *traced, *identified, edge, *admitting], clock=clock)
+        self._callers = services.callers
         self._certificates = None if listen.identity is None else Certificates(listen.identity)
         self._server = grpc.aio.server(interceptors=[self._around], options=server_options(listen.max_message_nbytes))
         health = HealthServicer(Health(services.lifecycle, services.registry))
@@ -135,6 +138,13 @@ class Server:
         """End the open watches, which would hold `stop` for its whole grace, and each that still comes."""
         self._around.end_watches(server_shutdown())
 
+    def end_revoked_watches(self) -> None:
+        """End the watches whose key is not valid any more; requests that run may finish."""
+        self._around.end_where(
+            lambda call: call.method in WATCHES and call.caller is not None and not self._callers.is_valid(call.caller),
+            credentials_invalid(),
+        )
+
     async def stop(self, grace_seconds: float) -> int:
         """Close the port, end the watches, let running calls end within the grace, cut the rest; then wait (as long
         again, at least a second) until the handlers' `finally` blocks have run, which grpc does not. Returns how
@@ -149,4 +159,5 @@ class Server:
     async def _end_stalled_streams(self) -> None:
         while True:
             await asyncio.sleep(STALLED_WRITE_SECONDS / 4)
+            self.end_revoked_watches()  # a key may have expired
             self._around.end_stalled(STALLED_WRITE_SECONDS, reader_stalled(STALLED_WRITE_SECONDS))

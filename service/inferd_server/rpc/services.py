@@ -1,10 +1,12 @@
 """What the wire stands on: the rooms below it, and plain facts about this server."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from inferd_server.core.access import MAX_PRIORITY
 from inferd_server.core.media import MediaLimits
 from inferd_server.core.model import ContentionPolicy, Strategy
 from inferd_server.registry.registry import Registry
+from inferd_server.serving.callers import Caller, Callers
 from inferd_server.serving.generations import Generations
 from inferd_server.serving.lifecycle import Lifecycle
 
@@ -20,6 +22,8 @@ class ServerInfo:
         max_message_bytes: largest message accepted.
         max_queue: requests that may wait, all models together.
         media_limits: what the media of a request may amount to.
+        max_priority: highest priority that a request may ask for.
+        max_output_tokens: most that it may ask for; None: no bound but the context's.
     """
 
     version: str
@@ -31,6 +35,19 @@ class ServerInfo:
     max_message_bytes: int
     max_queue: int
     media_limits: MediaLimits = field(default_factory=MediaLimits)
+    max_priority: int = MAX_PRIORITY
+    max_output_tokens: int | None = None
+
+    def for_caller(self, caller: Caller) -> "ServerInfo":
+        """The same as one caller meets it."""
+        access = caller.access
+        allowed = self.request_overrides
+        return replace(
+            self,
+            request_overrides=allowed if access.strategies is None else allowed & access.strategies,
+            max_priority=access.max_priority,
+            max_output_tokens=caller.max_output_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,4 +58,5 @@ class Services:
     registry: Registry
     lifecycle: Lifecycle
     info: ServerInfo
+    callers: Callers = field(default_factory=Callers)
     reflection: bool = True

@@ -65,6 +65,7 @@ CODES: Mapping[Reason, grpc.StatusCode] = MappingProxyType(
 )
 
 _QUOTA_SUBJECTS = {Reason.CAPACITY_EXHAUSTED: "memory_budget", Reason.RATE_LIMITED: "request_rate"}
+"""What a QuotaFailure is about where the error does not say."""
 
 # Tried in order until the trailers fit: (violations listed, bytes of each text).
 _SHRINKING = ((16, 1280), (16, 512), (16, 256), (8, 256), (8, 128), (4, 96), (1, 64))
@@ -129,7 +130,7 @@ def _details(error: InferdError, violations: Sequence[FieldViolation], short: Ca
             )
         )
     if error.reason in _QUOTA_SUBJECTS:
-        subject = _QUOTA_SUBJECTS[error.reason]
+        subject = error.quota or _QUOTA_SUBJECTS[error.reason]
         details.append(
             error_details_pb2.QuotaFailure(
                 violations=[error_details_pb2.QuotaFailure.Violation(subject=subject, description=short(error.message))]

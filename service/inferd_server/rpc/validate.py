@@ -42,7 +42,7 @@ def check_generation(message: GenerationMessage, entry: ModelEntry, info: Server
     check_request_id(message.request_id, violations)
     template_variables = _check_input(message, entry, info, violations)
     check_sampling(message.sampling, violations)
-    check_stop(message.stop, violations)
+    check_stop(message.stop, info, violations)
     check_vocabulary(message, entry, violations)
     check_output(message.output, message.stop, violations)
     check_scheduling(message.scheduling, info, violations)

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from inferd.v1 import generation_pb2
+from inferd_server.core.access import MAX_PRIORITY
 from inferd_server.core.model import ModelEntry
 from inferd_server.serving.limits import vocabulary_violations
 
@@ -14,7 +15,6 @@ from .services import ServerInfo
 from .violations import Interval, Violations
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-MAX_PRIORITY = 100
 MAX_STOP_SEQUENCES = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKENS = 64
@@ -86,10 +86,13 @@ def check_sampling(sampling: generation_pb2.SamplingOptions, violations: Violati
             violations.require(value in FINITE, f"sampling.logit_bias[{token_id}]", f"{value:g} is not finite")
 
 
-def check_stop(stop: generation_pb2.StopOptions, violations: Violations) -> None:
-    """At least one token, few and short sequences, few ids."""
+def check_stop(stop: generation_pb2.StopOptions, info: ServerInfo, violations: Violations) -> None:
+    """At least one token, and no more than the limits allow; few and short sequences, few ids."""
     claim = not stop.HasField("max_tokens") or stop.max_tokens >= 1
     violations.require(claim, "stop.max_tokens", "at least 1 is needed")
+    most = info.max_output_tokens
+    claim = most is None or stop.max_tokens <= most
+    violations.require(claim, "stop.max_tokens", f"at most {most} is allowed (max_output_tokens)")
     claim = len(stop.sequences) <= MAX_STOP_SEQUENCES
     violations.require(claim, "stop.sequences", f"at most {MAX_STOP_SEQUENCES} sequences are allowed")
     for i, sequence in enumerate(stop.sequences[:MAX_STOP_SEQUENCES]):
@@ -129,7 +132,7 @@ def _check_constraint(constraint: generation_pb2.OutputConstraint, violations: V
 
 def check_scheduling(scheduling: generation_pb2.SchedulingOptions, info: ServerInfo, violations: Violations) -> None:
     """Priority and contention within the server's limits."""
-    claim = abs(scheduling.priority) <= MAX_PRIORITY
-    violations.require(claim, "scheduling.priority", f"must be between -{MAX_PRIORITY} and {MAX_PRIORITY}")
+    claim = -MAX_PRIORITY <= scheduling.priority <= info.max_priority
+    violations.require(claim, "scheduling.priority", f"must be between -{MAX_PRIORITY} and {info.max_priority}")
     if scheduling.HasField("contention"):
         check_policy(scheduling.contention, "scheduling.contention", info, violations)

@@ -6,6 +6,7 @@ more than MAX_PENDING changes of state is ended.
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from inferd_server.core.errors import InferdError, Reason
 from inferd_server.core.model import Clock
@@ -19,10 +20,13 @@ MAX_PENDING = 1024
 class Watch:
     """One watcher's pending changes. `offer` is called by the registry, `next` by the watcher's stream."""
 
-    def __init__(self, names: frozenset[str], clock: Clock) -> None:
-        """Watch the models called `names` (canonical); all, if empty."""
+    def __init__(
+        self, names: frozenset[str], clock: Clock, may_see: Callable[[ModelSnapshot], bool] = lambda _: True
+    ) -> None:
+        """Watch the models called `names` (canonical), or all if empty, as far as the watcher `may_see` them."""
         self._names = names
         self._clock = clock
+        self._may_see = may_see
         self._changes: deque[ModelSnapshot] = deque()
         self._progress: dict[str, ModelSnapshot] = {}
         self._told_at: dict[str, float] = {}
@@ -31,9 +35,9 @@ class Watch:
         self._news = asyncio.Event()
         self._overrun = False
 
-    def watches(self, name: str) -> bool:
+    def watches(self, model: ModelSnapshot) -> bool:
         """Whether the model is among the watched."""
-        return not self._names or name in self._names
+        return (not self._names or model.entry.name in self._names) and self._may_see(model)
 
     def begin(self, models: tuple[ModelSnapshot, ...]) -> None:
         """The watcher is told of `models` as they are now."""
@@ -43,7 +47,7 @@ class Watch:
     def offer(self, model: ModelSnapshot) -> None:
         """A model's news. Never blocks."""
         name = model.entry.name
-        if not self.watches(name) or self._overrun:
+        if not self.watches(model) or self._overrun:
             return
         state = _state_of(model)
         if self._last.get(name) == state:

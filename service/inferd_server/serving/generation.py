@@ -30,6 +30,7 @@ from inferd_server.scheduler.stream import Stream
 
 from .acquiring import Acquiring
 from .assembly import Assembly
+from .callers import Caller
 from .in_flight import Stage
 from .limits import LengthLimit
 from .stopwatch import Stopwatch
@@ -66,6 +67,7 @@ class Generation:
         self,
         request: GenerationRequest,
         entry: ModelEntry,
+        caller: Caller,
         registry: Registry,
         options: GenerationOptions,
         clock: Clock,
@@ -79,6 +81,7 @@ class Generation:
         self.entry = entry
         self.stage = Stage.PREPARING
         self.prepared: PreparedPrompt | None = None
+        self._caller = caller
         self._registry = registry
         self._options = options
         self._clock = clock
@@ -118,6 +121,7 @@ class Generation:
         try:
             self.prepared = await self._prepare(self.request, self.entry)
             self.check_ended()
+            self._caller.take_prompt(len(self.prepared.ids))
             async with aclosing(self._attempts()) as attempts:
                 async for event in attempts:
                     yield event
@@ -232,7 +236,9 @@ class Generation:
                     yield self._started(prepared, lease)
                 async for tokens in stream:
                     gap_seconds = self._stopwatch.token()
+                    before = len(prepared.assembly.emitted_ids)
                     delta = prepared.assembly.add(tokens)
+                    self._caller.charge_output(delta.completion_tokens - before)
                     self._observer.output(gap_seconds, delta.completion_tokens)
                     if delta.text or delta.reasoning or delta.tool_calls or delta.token_ids or delta.logprobs:
                         yield delta
@@ -253,6 +259,7 @@ class Generation:
             emitted_ids=tuple(emitted),
             top_logprobs=self.request.output.top_logprobs,
             grammar=prepared.grammar,
+            cache_identity=self._caller.cache_identity,
             session_id=self.request.session_id,
         )
         asked = self.request.coalesce_seconds

@@ -1,6 +1,7 @@
 """All generation requests: what they need before an engine, and their streams."""
 
 import asyncio
+import functools
 import secrets
 import time
 import uuid
@@ -8,6 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
+from inferd_server.core.errors import InferdError, Reason, prompt_over_limit
 from inferd_server.core.generation import ChatPrompt, Event, GenerationRequest, Prompt, RawPrompt, TokenPrompt
 from inferd_server.core.model import Clock, ModelEntry
 from inferd_server.core.observer import UNOBSERVED, GenerationObserver, Observer, both
@@ -17,9 +19,10 @@ from inferd_server.text.texts import Texts
 from inferd_server.text.tokenizer import Tokenizer
 
 from .assembly import Assembly
+from .callers import Caller, Callers
 from .generation import Generation, GenerationOptions, PreparedPrompt
 from .in_flight import InFlight
-from .limits import check_prompt_ids, check_request, length_limit, resolve_sampling
+from .limits import check_prompt_ids, check_request, length_limit, prompt_field, resolve_sampling
 from .splitting import splitter_for
 
 INLINE_CHARACTERS = 2000
@@ -61,14 +64,21 @@ class Generations:
         self._clock = clock
         self._observer = observer
         self._in_flight = in_flight or InFlight(options.max_queue)
+        self._anonymous = Callers().anonymous
 
     async def stream(
-        self, request: GenerationRequest, *, deadline: float | None = None, observer: GenerationObserver = UNOBSERVED
+        self,
+        request: GenerationRequest,
+        *,
+        caller: Caller | None = None,
+        deadline: float | None = None,
+        observer: GenerationObserver = UNOBSERVED,
     ) -> AsyncGenerator[Event, None]:
         """Run a request: Waiting* Started Delta* Finished. Closing the generator cancels it.
 
         Args:
             request: an empty request_id is replaced by a fresh one.
+            caller: whose it is; None: anybody's, without limits.
             deadline: when the caller's own deadline ends, on the clock given at construction.
             observer: told beside the one given at construction.
 
@@ -76,15 +86,16 @@ class Generations:
             InferdError: every other outcome.
         """
         self._in_flight.check_open()
-        generation = self._enter(request, self._registry.resolve(request.model), deadline, observer)
-        with self._in_flight.holding(generation.request.request_id, generation):
+        caller = caller or self._anonymous
+        generation = self._enter(request, self._registry.resolve(request.model), caller, deadline, observer)
+        with self._in_flight.holding(generation.request.request_id, generation, caller.id):
             async with aclosing(generation.events()) as events:
                 async for event in events:
                     yield event
 
-    def cancel(self, request_id: str) -> bool:
-        """End the request of this id with CANCELLED_BY_REQUEST; whether there was one."""
-        return self._in_flight.cancel(request_id)
+    def cancel(self, request_id: str, caller_id: str = "") -> bool:
+        """End the caller's request of this id with CANCELLED_BY_REQUEST; whether there was one."""
+        return self._in_flight.cancel(request_id, caller_id)
 
     async def tokenize(self, model: str, prompt: Prompt) -> tuple[list[int], int]:
         """The prompt's ids and the model's context length in tokens; loads no weights.
@@ -107,28 +118,34 @@ class Generations:
         return await self._in_flight.drain(timeout_seconds)
 
     def _enter(
-        self, request: GenerationRequest, entry: ModelEntry, deadline: float | None, observer: GenerationObserver
+        self,
+        request: GenerationRequest,
+        entry: ModelEntry,
+        caller: Caller,
+        deadline: float | None,
+        observer: GenerationObserver,
     ) -> Generation:
         request_id = request.request_id or str(uuid.uuid4())
-        self._in_flight.check_new(request_id)
+        self._in_flight.check_new(request_id, caller.id)
         return Generation(
             replace(request, request_id=request_id),
             entry,
+            caller,
             self._registry,
             self._options.generation,
             self._clock,
             deadline,
-            self._prepare,
+            functools.partial(self._prepare, caller),
             self._in_flight.check_queue,
             both(self._observer.generation(entry.name), observer),
         )
 
-    async def _prepare(self, request: GenerationRequest, entry: ModelEntry) -> PreparedPrompt:
+    async def _prepare(self, caller: Caller, request: GenerationRequest, entry: ModelEntry) -> PreparedPrompt:
         check_request(request, entry)
         tokenizer = await self._texts.get(entry)
-        rendered, ids = await _encode(tokenizer, request.prompt, entry.context_length)
+        rendered, ids = await _encode_within(caller.max_prompt_tokens, tokenizer, request.prompt, entry.context_length)
         check_prompt_ids(request.prompt, ids, entry)
-        limit = length_limit(request.stop, len(ids), entry)
+        limit = length_limit(request.stop, len(ids), entry, caller.max_output_tokens)
         constraint = request.output.constraint
         grammar = None if constraint is None else await self._constraints.compile(tokenizer, constraint)
         detokenizer = tokenizer.detokenizer(keeps_space=constraint is not None)
@@ -143,6 +160,28 @@ class Generations:
             assembly=Assembly(detokenizer, request.stop.sequences, stop_ids, request.output, limit.reason, splitter),
             grammar=grammar,
         )
+
+
+async def _encode_within(
+    limit_tokens: int | None, tokenizer: Tokenizer, prompt: Prompt, context_length: int
+) -> tuple[str, list[int]]:
+    """`_encode` of a prompt of at most `limit_tokens`.
+
+    Raises:
+        InferdError: PROMPT_TOO_LONG, by the limit where that is less than the context.
+    """
+    if limit_tokens is None or 0 < context_length <= limit_tokens:
+        return await _encode(tokenizer, prompt, context_length)
+    try:
+        rendered, ids = await _encode(tokenizer, prompt, limit_tokens + 1)
+    except InferdError as error:
+        if error.reason is not Reason.PROMPT_TOO_LONG:
+            raise
+        counted = int(error.facts["prompt_tokens"])
+        raise prompt_over_limit(prompt_field(prompt), counted, limit_tokens, at_least=True) from None
+    if len(ids) > limit_tokens:
+        raise prompt_over_limit(prompt_field(prompt), len(ids), limit_tokens)
+    return rendered, ids
 
 
 async def _encode(tokenizer: Tokenizer, prompt: Prompt, context_length: int) -> tuple[str, list[int]]:

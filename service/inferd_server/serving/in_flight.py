@@ -45,11 +45,14 @@ class Flight(Protocol):
 
 
 class InFlight:
-    """The table of requests in flight. Lives on the event loop."""
+    """The table of requests in flight. Lives on the event loop.
+
+    A request is known by its caller's id and its own: callers know nothing of each other's requests.
+    """
 
     def __init__(self, max_queue: int) -> None:
         self._max_queue = max_queue
-        self._flights: dict[str, Flight] = {}
+        self._flights: dict[tuple[str, str], Flight] = {}
         self._changed = asyncio.Event()
         self._refusal: InferdError | None = None
 
@@ -62,21 +65,21 @@ class InFlight:
         if self._refusal is not None:
             raise self._refusal.with_facts()
 
-    def check_new(self, request_id: str) -> None:
+    def check_new(self, request_id: str, caller_id: str = "") -> None:
         """Raise REQUEST_ID_IN_USE, or QUEUE_FULL while too many are being prepared."""
-        if request_id in self._flights:
+        if (caller_id, request_id) in self._flights:
             raise request_id_in_use(request_id)
         if sum(other.stage is Stage.PREPARING for other in self._flights.values()) >= MAX_PREPARING:
             raise queue_full("", MAX_PREPARING)
 
     @contextmanager
-    def holding(self, request_id: str, flight: Flight) -> Iterator[None]:
+    def holding(self, request_id: str, flight: Flight, caller_id: str = "") -> Iterator[None]:
         """A request that passed `check_new` is in flight in this block."""
-        self._flights[request_id] = flight
+        self._flights[caller_id, request_id] = flight
         try:
             yield
         finally:
-            del self._flights[request_id]
+            del self._flights[caller_id, request_id]
             self._changed.set()
 
     def check_queue(self, flight: Flight) -> None:
@@ -93,9 +96,9 @@ class InFlight:
         if len(waiting) >= self._max_queue:
             raise queue_full("", self._max_queue)
 
-    def cancel(self, request_id: str) -> bool:
-        """End the request of this id with CANCELLED_BY_REQUEST; whether there was one."""
-        flight = self._flights.get(request_id)
+    def cancel(self, request_id: str, caller_id: str = "") -> bool:
+        """End the caller's request of this id with CANCELLED_BY_REQUEST; whether there was one."""
+        flight = self._flights.get((caller_id, request_id))
         if flight is None:
             return False
         flight.end(cancelled_by_request(request_id))

@@ -83,9 +83,11 @@ class LengthLimit:
     reason: FinishReason
 
 
-def length_limit(stop: StopChoices, prompt_tokens: int, entry: ModelEntry) -> LengthLimit:
-    """max_tokens as asked for, else the model's default; the context's end comes first where it is nearer."""
+def length_limit(stop: StopChoices, prompt_tokens: int, entry: ModelEntry, most: int | None = None) -> LengthLimit:
+    """max_tokens as asked for, else the model's default; at most `most`. The context's end comes first where it is
+    nearer."""
     wanted = entry.defaults.max_tokens if stop.max_tokens is None else stop.max_tokens
+    wanted = wanted if most is None else min(wanted, most)
     room = entry.context_length - prompt_tokens
     if entry.context_length and room < wanted:
         return LengthLimit(room, FinishReason.CONTEXT_LENGTH)

@@ -40,6 +40,7 @@ def _parts(call: Call, seconds: float) -> dict[str, object]:
         "seconds": round(seconds, 6),
         "request_id": call.request_id,
         "model": call.account.model or call.model,
+        "key_id": call.key_id,
         "peer": call.peer,
     }
     if call.client:

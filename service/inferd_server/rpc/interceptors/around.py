@@ -70,6 +70,11 @@ class Around(grpc.aio.ServerInterceptor):
             if call.method in WATCHES:
                 call.end(error)
 
+    def end_where(self, claim: Callable[[Call], bool], error: InferdError) -> None:
+        """End with `error` every call that the claim holds for."""
+        for call in filter(claim, list(self._calls)):
+            call.end(error)
+
     def end_stalled(self, limit_seconds: float, error: InferdError) -> None:
         """End with `error` every call whose write has been pending for longer than the limit."""
         latest = self._clock() - limit_seconds

@@ -9,6 +9,7 @@ import grpc
 
 from inferd_server.core.errors import InferdError, echo
 from inferd_server.core.observer import UNTRACED, CallTrace
+from inferd_server.serving.callers import Caller
 
 from .account import Account
 
@@ -25,6 +26,7 @@ class Call:
         model: the name asked for; safe to log.
         model_as_asked: the same, whole: any text.
         client: the name in the client's certificate, "" without one; safe to log.
+        caller: who asks; None until interceptors/authenticating.py knows.
         code, reason: how it ended; set by interceptors/edge.py.
         account: what its generation request came to.
         trace: its trace.
@@ -43,6 +45,7 @@ class Call:
         self.model = ""
         self.model_as_asked = ""
         self.client = ""
+        self.caller: Caller | None = None
         self.code = grpc.StatusCode.OK
         self.reason = ""
         self.account = Account()
@@ -65,6 +68,11 @@ class Call:
         """The other end of the connection, `127.0.0.1:40312` or `unix:`; safe to log."""
         transport, _, address = unquote(self.context.peer() or "").partition(":")
         return echo(address if transport in {"ipv4", "ipv6"} else f"{transport}:{address}")
+
+    @property
+    def key_id(self) -> str:
+        """The id of the caller's key; "" without one."""
+        return "" if self.caller is None else self.caller.id
 
     def end(self, error: InferdError) -> None:
         """End the RPC with `error`, wherever its handler stands; the first reason given counts.
@@ -94,3 +102,10 @@ def enter(call: Call) -> None:
 def current_call() -> Call:
     """The RPC that this task serves."""
     return _CURRENT.get()
+
+
+def current_caller() -> Caller:
+    """Who asks for what this task does."""
+    caller = current_call().caller
+    assert caller is not None, "the layers around every handler say who asks"
+    return caller
