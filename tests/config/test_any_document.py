@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from inferd_server.config import ConfigError, Problem, load_config
 from inferd_server.config.document import parse_document
 from inferd_server.config.problems import hints, nested_section
-from inferd_server.config.schema import LATER_SECTIONS, SECTIONS, Section
+from inferd_server.config.schema import SECTIONS, Section
 
 SCALARS = (
     st.none()
@@ -44,7 +44,8 @@ DOCUMENTS = st.fixed_dictionaries(
     optional={
         "server": section_of(SECTIONS["server"]) | ANYTHING,
         "logging": section_of(SECTIONS["logging"]) | ANYTHING,
-        **dict.fromkeys(LATER_SECTIONS, ANYTHING),
+        "auth": section_of(SECTIONS["auth"]) | ANYTHING,
+        "limits": section_of(SECTIONS["limits"]) | ANYTHING,
     },
 )
 

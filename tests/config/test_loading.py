@@ -9,7 +9,6 @@ import pytest
 
 from inferd_server.config import Config, ConfigError, entries, load_config, registry_limits, reload_config
 from inferd_server.config.loading import load
-from inferd_server.config.schema import LATER_SECTIONS
 from inferd_server.core.model import ContentionPolicy, Strategy
 from inferd_server.text.families import REASONING, TOOL_CALLS
 from support import tiny_adapter, tiny_llama
@@ -191,11 +190,6 @@ def test_an_empty_section_is_like_none(problems_of: Problems) -> None:
 @pytest.mark.parametrize("models", [None, [], {}, "x", 3])
 def test_models_must_be_a_list_with_something_in_it(problems_of: Problems, models: object) -> None:
     assert "a list of 1 to" in problems_of(models=models)["models"]
-
-
-@pytest.mark.parametrize("section", sorted(LATER_SECTIONS))
-def test_a_section_that_comes_later_is_refused_by_name(problems_of: Problems, section: str) -> None:
-    assert problems_of(**{section: {"x": 1}})[section] == f"comes later: {LATER_SECTIONS[section]}"
 
 
 @pytest.mark.parametrize(

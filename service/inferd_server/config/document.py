@@ -84,7 +84,7 @@ def parse_document(content: bytes | str) -> Document:
     if document is None:
         return {}
     if not isinstance(document, dict):
-        raise ConfigError([Problem("", "must be a mapping with the sections manager and models")])
+        raise ConfigError([Problem("", "must be a mapping")])
     return document
 
 

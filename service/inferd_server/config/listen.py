@@ -28,6 +28,11 @@ def listen_problem(address: str, *, insecure: bool, guarded: bool = False) -> st
     )
 
 
+def is_exposed(address: str) -> bool:
+    """Whether other machines can reach a valid address."""
+    return not address.startswith("unix:") and not is_loopback(_host(address) or "")
+
+
 def metrics_listen_problem(address: str, *, insecure: bool) -> str:
     """The same for the address of the metrics."""
     host = _host(address)

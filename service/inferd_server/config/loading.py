@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
+from inferd_server.core.access import Key, Limits
 from inferd_server.core.model import CheckedFiles, ContentionPolicy, ModelEntry, Strategy
 from inferd_server.core.tls import TlsIdentity
 from inferd_server.registry.catalog import ModelFacts, read_facts
@@ -16,12 +17,14 @@ from inferd_server.registry.catalog import ModelFacts, read_facts
 from . import rules
 from .document import Document, read_document
 from .entry import Folders, absolute_path, contention_policy, entry_of, local_folder, named_path, nbytes_of
-from .listen import endpoint_problem, listen_problem, metrics_listen_problem, probe_listen_problem
+from .keys import read_keys
+from .listen import endpoint_problem, is_exposed, listen_problem, metrics_listen_problem, probe_listen_problem
 from .problems import ConfigError, Location, Problem, dotted, problems_of, unknown_key
 from .schema import (
-    LATER_SECTIONS,
     MAX_MODELS,
     SECTIONS,
+    AuthSection,
+    LimitsSection,
     LoggingSection,
     ManagerSection,
     MetricsSection,
@@ -67,6 +70,8 @@ class Config:
     """A valid configuration: its sections as written, and the models' entries with what their files say.
 
     Attributes:
+        keys: of the keys file; None where there is none.
+        keys_path: that file.
         entries: one for each of `models`, in the same order.
         damage: by model name, what will make its load fail; models without damage are not listed.
         tls_files: where the server's certificate lies; None without TLS.
@@ -80,6 +85,10 @@ class Config:
     metrics: MetricsSection
     tracing: TracingSection
     tls: TlsSection
+    auth: AuthSection
+    limits: LimitsSection
+    keys: tuple[Key, ...] | None = field(repr=False)
+    keys_path: Path | None
     models: tuple[ModelSection, ...]
     entries: tuple[ModelEntry, ...]
     damage: Mapping[str, tuple[str, ...]]
@@ -102,6 +111,11 @@ class Config:
     def request_overrides(self) -> frozenset[Strategy]:
         """Strategies that a request may ask for."""
         return frozenset(self.manager.request_overrides)
+
+    @property
+    def caller_limits(self) -> Limits:
+        """What all callers together may use."""
+        return Limits(**dict(self.limits))
 
     @property
     def resume_preempted(self) -> bool:
@@ -153,15 +167,15 @@ def registry_limits(config: Config, ceiling_nbytes: int = 0) -> "RegistryLimits"
 
 
 def reload_config(config: Config, environ: Mapping[str, str] | None = None) -> Config:
-    """The same configuration read again from where it came from; only its models may have changed.
+    """The same configuration read again from where it came from; only models, keys and limits may have changed.
 
     Raises:
-        ConfigError: what is wrong with it, or which keys outside `models` changed; `config` is left as it is.
+        ConfigError: what is wrong with it, or which other sections changed; `config` is left as it is.
     """
     fresh = load(config.sources, environ)
     problems = [
         Problem(f"{section}.{key}", "is fixed while the server runs; restart it to change this")
-        for section in ("server", "manager", "logging", "metrics", "tracing", "tls")
+        for section in ("server", "manager", "logging", "metrics", "tracing", "tls", "auth")
         for key, value in getattr(fresh, section)
         if value != getattr(getattr(config, section), key)
     ]
@@ -207,10 +221,16 @@ class _Reading:
         metrics = self._section(MetricsSection, document.get("metrics"), ("metrics",))
         tracing = self._section(TracingSection, document.get("tracing"), ("tracing",))
         tls = self._section(TlsSection, document.get("tls"), ("tls",))
+        auth = self._section(AuthSection, document.get("auth"), ("auth",))
+        limits = self._section(LimitsSection, document.get("limits"), ("limits",))
         models = self._models(document.get("models"))
         tls_files = self._tls_files(tls)
         identity = None if tls_files is None else self._identity(tls_files)
-        self._check_listen(server, metrics, guarded=tls.certificate is not None)
+        keys_path = self._keys_path(auth)
+        keys = None if keys_path is None else self._keys(keys_path, manager)
+        self._check_listen(server, metrics, guarded=tls.certificate is not None or keys is not None)
+        if keys is not None and tls.certificate is None and is_exposed(server.listen):
+            self.warnings.append(f"keys and prompts travel in clear: {server.listen} can be reached without TLS")
         self._check_endpoint(tracing)
         self.problems += rules.policy_problems(manager)
         described = [
@@ -226,27 +246,45 @@ class _Reading:
         damage = {entry.name: facts.damage for _, entry, facts in described if facts.damage}
         sections = tuple(model for _, model in models)
         return Config(
-            server,
-            manager,
-            logging,
-            metrics,
-            tracing,
-            tls,
-            sections,
-            entries,
-            damage,
-            self.sources,
-            tls_files,
-            identity,
-            tuple(self.warnings),
+            server=server,
+            manager=manager,
+            logging=logging,
+            metrics=metrics,
+            tracing=tracing,
+            tls=tls,
+            auth=auth,
+            limits=limits,
+            keys=keys,
+            keys_path=keys_path,
+            models=sections,
+            entries=entries,
+            damage=damage,
+            sources=self.sources,
+            tls_files=tls_files,
+            identity=identity,
+            warnings=tuple(self.warnings),
         )
 
+    def _keys_path(self, auth: AuthSection) -> Path | None:
+        if auth.keys_file is None:
+            return None
+        # As with the files of TLS: from this file's folder, or from the working directory if a flag or variable names it.
+        return absolute_path(auth.keys_file, Path() if "auth.keys_file" in self.said_by else self.directory)
+
+    def _keys(self, path: Path, manager: ManagerSection) -> tuple[Key, ...]:
+        """The file's keys; none where it has problems."""
+        try:
+            return read_keys(path, frozenset(manager.request_overrides))
+        except ConfigError as error:
+            self.problems += [
+                replace(problem, path=f"auth.keys_file: {problem.path}".removesuffix(": "))
+                for problem in error.problems
+            ]
+            return ()
+
     def _check_sections(self, document: Document) -> None:
-        for key, value in document.items():
-            if key in LATER_SECTIONS:
-                if value is not None:
-                    self.problems.append(Problem(key, f"comes later: {LATER_SECTIONS[key]}"))
-            elif key not in SECTIONS:
+        for key in document:
+            if key not in SECTIONS:
                 self.problems.append(Problem(dotted([key]), unknown_key(key, SECTIONS)))
 
     def _overlay(self, document: Document, environ: Mapping[str, str]) -> None:

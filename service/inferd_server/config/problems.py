@@ -37,6 +37,9 @@ class ConfigError(Exception):
         self.problems = list(problems)
 
 
+_SECRET = object()
+
+
 def dotted(location: Iterable[str | int]) -> str:
     """`("models", 2, "name")` as `models[2].name`."""
     path = ""
@@ -87,15 +90,19 @@ def unknown_key(key: object, known: Iterable[str]) -> str:
     return f"unknown key{hint} Allowed: {', '.join(known)}" if near else f"unknown key; allowed: {', '.join(known)}"
 
 
-def problems_of(error: ValidationError, section: type[Section], prefix: Location) -> list[tuple[Location, Problem]]:
-    """pydantic's findings about one section in our words: (location inside the section, problem)."""
+def problems_of(
+    error: ValidationError, section: type[Section], prefix: Location, *, repeats_text: bool = True
+) -> list[tuple[Location, Problem]]:
+    """pydantic's findings about one section in our words: (location inside the section, problem). `repeats_text`
+    False: no text that stands there is repeated, since it may be a secret."""
     found = []
     for detail in error.errors(include_url=False):
         location: Location = detail["loc"]
         if detail["type"] == "too_long":
             message = f"must have at most {detail['ctx']['max_length']} elements; got {detail['ctx']['actual_length']}"
         else:
-            message = _message(detail["type"], detail["input"], location, section)
+            value = detail["input"] if repeats_text or not isinstance(detail["input"], str) else _SECRET
+            message = _message(detail["type"], value, location, section)
         found.append((location, Problem(dotted((*prefix, *location)), message)))
     return found
 
@@ -123,6 +130,8 @@ def _owner(section: type[Section], location: Location) -> tuple[type[Section], A
 
 
 def _shown(value: object) -> str:
+    if value is _SECRET:
+        return "text"
     if value is None:
         return "null"
     if isinstance(value, bool):

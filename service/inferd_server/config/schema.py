@@ -56,6 +56,7 @@ Pixels = Annotated[int, Field(ge=1, le=MAX_PIXELS), Allowed(f"a whole number of 
 Count = Annotated[int, Field(ge=1, le=1_000_000), Allowed("a whole number from 1 to 1000000")]
 BatchSize = Annotated[int, Field(ge=1, le=4096), Allowed("a whole number from 1 to 4096")]
 Tokens = Annotated[int, Field(ge=1, le=2**31 - 1), Allowed("a whole number of tokens from 1 to 2147483647")]
+PerMinute = Annotated[int, Field(ge=1, le=10**12), Allowed("a whole number from 1 to 1000000000000")]
 Temperature = Annotated[float, Field(ge=0, le=100), Allowed("a number from 0 (greedy) to 100")]
 TopP = Annotated[float, Field(gt=0, le=1), Allowed("a number above 0, at most 1")]
 TopK = Annotated[int, Field(ge=0, le=2**31 - 1), Allowed("a whole number from 0 (off) to 2147483647")]
@@ -127,6 +128,7 @@ class ServerSection(Section):
     max_queue: Count = _key(1024, "waiting requests, all models together")
     coalesce_ms: Milliseconds = _key(10.0, "tokens of so many milliseconds share a message; 0: no added delay")
     request_timeout_s: PositiveSeconds = _key(600.0, "longest run of a request, counted from admission")
+    reflection: bool = _key(True, "tell tools which services and messages there are")
     defaults: Defaults = Field(default_factory=Defaults, description="what holds for every model")
 
     @property
@@ -267,10 +269,24 @@ class TlsSection(Section):
     client_ca: Text | None = _key(None, "clients must present a certificate that one of these authorities issued")
 
 
-LATER_SECTIONS = {
-    "auth": "this version knows no keys",
-    "limits": "this version has no rate limits",
-}
+class AuthSection(Section):
+    """Who may ask."""
+
+    keys_file: Text | None = _key(None, "YAML file of API keys, relative to this file; null: nobody needs a key")
+    share_prefix_cache: bool = _key(False, "let requests of different keys reuse each other's prompt prefixes")
+    public_model_health: bool = _key(False, "tell the health of models, and so their names, without a key")
+
+
+class LimitsSection(Section):
+    """What all callers together may use, with or without keys. Each key may have the same limits of its own."""
+
+    max_prompt_tokens: Tokens | None = _key(None, "longest prompt; null: the model's context")
+    max_output_tokens: Tokens | None = _key(None, "most tokens of an answer; null: the model's context")
+    max_concurrent: Count | None = _key(None, "inference RPCs in flight; null: no bound")
+    requests_per_minute: PerMinute | None = _key(None, "inference RPCs taken per minute; null: no bound")
+    tokens_per_minute: PerMinute | None = _key(None, "tokens of prompts and answers per minute; null: no bound")
+
+
 SECTIONS: dict[str, type[Section]] = {
     "server": ServerSection,
     "manager": ManagerSection,
@@ -279,5 +295,7 @@ SECTIONS: dict[str, type[Section]] = {
     "metrics": MetricsSection,
     "tracing": TracingSection,
     "tls": TlsSection,
+    "auth": AuthSection,
+    "limits": LimitsSection,
 }
 MAX_MODELS = 4096

@@ -5,7 +5,16 @@ from dataclasses import dataclass
 from typing import Annotated, Any, get_args, get_origin
 
 from .problems import hints, nested_section
-from .schema import LoggingSection, MetricsSection, Section, ServerSection, TlsSection, TracingSection
+from .schema import (
+    AuthSection,
+    LimitsSection,
+    LoggingSection,
+    MetricsSection,
+    Section,
+    ServerSection,
+    TlsSection,
+    TracingSection,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,8 @@ SETTINGS: tuple[Setting, ...] = (
     *_settings(MetricsSection, ("metrics",), "metrics_"),
     *_settings(TracingSection, ("tracing",), "tracing_"),
     *_settings(TlsSection, ("tls",), "tls_"),
+    *_settings(AuthSection, ("auth",), "auth_"),
+    *_settings(LimitsSection, ("limits",), "limit_"),
 )
 
 

@@ -6,15 +6,10 @@ from typing import Any
 
 from .problems import allowed_text, hints, nested_section
 from .schema import (
+    SECTIONS,
     Later,
-    LoggingSection,
-    ManagerSection,
-    MetricsSection,
     ModelSection,
     Section,
-    ServerSection,
-    TlsSection,
-    TracingSection,
 )
 from .settings import SETTINGS
 
@@ -30,28 +25,10 @@ def default_file() -> str:
         "# variable (INFERD_DRAIN_TIMEOUT_S, ...), those of server.defaults as --default-... and INFERD_DEFAULT_...;",
         "# flag > variable > file > default.",
         "# `inferd check FILE` says whether a file is valid and what fits in memory.",
-        "",
-        "server:",
-        *_keys(ServerSection, 1),
-        "",
-        "manager:",
-        *_keys(ManagerSection, 1),
-        "",
-        "models:",
-        *_as_list_item(list(_keys(ModelSection, 2))),
-        "",
-        "logging:",
-        *_keys(LoggingSection, 1),
-        "",
-        "metrics:",
-        *_keys(MetricsSection, 1),
-        "",
-        "tracing:",
-        *_keys(TracingSection, 1),
-        "",
-        "tls:",
-        *_keys(TlsSection, 1),
     ]
+    for name, section in SECTIONS.items():
+        keys = _as_list_item(list(_keys(section, 2))) if section is ModelSection else list(_keys(section, 1))
+        lines += ["", f"{name}:", *keys]
     return "\n".join(lines) + "\n"
 
 
@@ -59,9 +36,8 @@ def reference() -> str:
     """Every key as a Markdown table: name, default, what is allowed, meaning, flag and variable."""
     flags = {setting.path: f"`{setting.flag}` `{setting.variable}`" for setting in SETTINGS}
     rows = ["| key | default | allowed | meaning | outside the file |", "| --- | --- | --- | --- | --- |"]
-    sections = (("server", ServerSection), ("manager", ManagerSection), ("models[]", ModelSection))
-    watching = (("logging", LoggingSection), ("metrics", MetricsSection), ("tracing", TracingSection))
-    for prefix, section in (*sections, *watching, ("tls", TlsSection)):
+    for name, section in SECTIONS.items():
+        prefix = "models[]" if section is ModelSection else name
         rows += [_row(*row, flags) for row in _walk(section, prefix)]
     return "\n".join(rows) + "\n"
 

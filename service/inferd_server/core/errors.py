@@ -403,7 +403,8 @@ def credentials_missing() -> InferdError:
 def credentials_invalid() -> InferdError:
     """What came is no key that counts (now)."""
     return InferdError(
-        Reason.CREDENTIALS_INVALID, "not `Bearer KEY` in the metadata `authorization`, or the key is not valid (any more)"
+        Reason.CREDENTIALS_INVALID,
+        "not `Bearer KEY` in the metadata `authorization`, or the key is not valid (any more)",
     )
 
 

@@ -11,9 +11,9 @@ import grpc
 from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1 import health_pb2_grpc
 
+from inferd_server.core.access import FULL_ACCESS, Access
 from inferd_server.core.errors import InferdError, Reason, echo
 from inferd_server.core.model import ModelState
-from inferd_server.core.access import FULL_ACCESS, Access
 from inferd_server.registry.registry import ModelSnapshot, Registry
 from inferd_server.serving.lifecycle import Lifecycle, Phase
 
