@@ -1,4 +1,4 @@
-"""The server's commands: serve, check, config, demo-model.
+"""The server's commands: serve, check, config, keys, demo-model.
 
 They join the client's `inferd` through the entry-point group `inferd.commands`; `python -m inferd_server` has them
 alone. Errors are one clear line each on stderr, one for each problem of a configuration, and an exit code other than
@@ -25,10 +25,12 @@ from inferd_server.config.settings import SETTINGS, Setting
 from inferd_server.config.single import single_model_document, single_model_problem
 from inferd_server.config.template import default_file, reference
 from inferd_server.core.errors import InferdError
+from inferd_server.key_commands import keys_commands
 
 commands = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 config_commands = typer.Typer(no_args_is_help=True, help="Write configuration files.")
 commands.add_typer(config_commands, name="config")
+commands.add_typer(keys_commands, name="keys")
 
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Allow an address that other machines can reach, without TLS and keys.")

@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +16,15 @@ from inferd_server.config import (
     IdentityWatch,
     budget_report,
     entries,
+    file_stamp,
     look_again,
     memory_figures,
+    read_keys,
     registry_limits,
     reload_config,
     work_limit_nbytes,
 )
+from inferd_server.core.access import NO_ACCESS, Access, Key
 from inferd_server.core.errors import InferdError, server_draining
 from inferd_server.core.model import CheckedFiles, EngineKind, EngineSettings, Loading, ModelEntry, Resident
 from inferd_server.core.observer import UNOBSERVED, Observer
@@ -33,6 +36,7 @@ from inferd_server.rpc.server import ListenSettings, Server, ServerInfo, Service
 from inferd_server.scheduler.memory import WorkMemory
 from inferd_server.scheduler.scheduler import Scheduler
 from inferd_server.scheduler.threads import Threads
+from inferd_server.serving.callers import Callers
 from inferd_server.serving.generation import GenerationOptions
 from inferd_server.serving.generations import Generations, ServingOptions
 from inferd_server.serving.lifecycle import Lifecycle, Phase
@@ -49,6 +53,8 @@ JOIN_SECONDS = 30.0
 
 CERTIFICATE_SECONDS = 1.0
 """How often the certificate's files are looked at."""
+KEYS_SECONDS = 1.0
+"""How often the keys file is looked at."""
 
 OpenEngine = Callable[[EngineSettings, Loading], EngineOf[Any, Any]]
 
@@ -123,6 +129,7 @@ class App:
         observer = UNOBSERVED if self._monitoring is None else self._monitoring.metrics
         self._loader.observer = observer
         self._generations = Generations(self._registry, self._texts, _serving_options(config), observer=observer)
+        self._callers = _make_callers(config)
         info = ServerInfo(
             version=version("inferd"),
             mlx_version=figures.mlx_version,
@@ -135,7 +142,14 @@ class App:
             media_limits=config.server.media_limits,
         )
         self._server = Server(
-            Services(self._generations, self._registry, self._lifecycle, info),
+            Services(
+                self._generations,
+                self._registry,
+                self._lifecycle,
+                info,
+                callers=self._callers,
+                reflection=config.server.reflection,
+            ),
             _listen_settings(config),
             observer=observer,
             tracer=self._tracing,
@@ -144,6 +158,7 @@ class App:
         self._certificate = None if files is None or identity is None else IdentityWatch(files, identity)
         self._stop = asyncio.Event()
         self._reload_asked = asyncio.Event()
+        self._is_all_to_be_reloaded = False
         self._background: set[asyncio.Task[None]] = set()
 
     def _make_monitoring(self, figures: device.DeviceReport) -> "Monitoring | None":
@@ -189,6 +204,7 @@ class App:
             self._begin(self._preload())
             self._begin(self._reload_on_request())
             self._begin(self._watch_certificate())
+            self._begin(self._watch_keys())
             await self._stop.wait()
             return await self._shut_down()
 
@@ -230,7 +246,7 @@ class App:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
-        loop.add_signal_handler(signal.SIGHUP, self._reload_asked.set)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         try:
             yield
         finally:
@@ -244,24 +260,59 @@ class App:
         log.info("stopping", extra={"signal": signal.Signals(number).name})
         self._stop.set()
 
+    def _on_hangup(self) -> None:
+        self._is_all_to_be_reloaded = True
+        self._reload_asked.set()
+
+    async def _watch_keys(self) -> None:
+        path = self._config.keys_path
+        if path is None:
+            return
+        seen = await asyncio.to_thread(file_stamp, path)
+        while True:
+            await asyncio.sleep(KEYS_SECONDS)
+            stamp = await asyncio.to_thread(file_stamp, path)
+            if stamp != seen:
+                seen = stamp
+                self._reload_asked.set()
+
     async def _reload_on_request(self) -> None:
-        """One reload after the other; several requests during one are one more."""
+        """One reload after the other, so that no older keys replace newer ones; several requests during one are one
+        more."""
         while True:
             await self._reload_asked.wait()
             self._reload_asked.clear()
-            reload = asyncio.create_task(self._reload())
+            reads_all, self._is_all_to_be_reloaded = self._is_all_to_be_reloaded, False
+            reload = asyncio.create_task(self._reload() if reads_all else self._reload_keys())
             reload.add_done_callback(self._settle)
             await asyncio.wait([reload])
 
+    async def _reload_keys(self) -> None:
+        """Read the keys file again and apply it, or change nothing and say why."""
+        path = self._config.keys_path
+        assert path is not None, "only a keys file is watched"
+        try:
+            keys = await asyncio.to_thread(read_keys, path, self._config.request_overrides)
+        except ConfigError as error:
+            _log_refusal("keys", error)
+            return
+        self._apply_keys(keys)
+
+    def _apply_keys(self, keys: Sequence[Key]) -> None:
+        self._callers.replace_keys(keys)
+        self._server.end_revoked_watches()
+        log.info("keys reloaded", extra={"keys": len(keys)})
+
     async def _reload(self) -> None:
-        """Read the configuration again and apply its models as one transaction, or change nothing and say why."""
+        """Read the configuration again and apply it as one transaction, or change nothing and say why."""
         try:
             fresh = await asyncio.to_thread(reload_config, self._config)
         except ConfigError as error:
-            for problem in error.problems:
-                log.error("configuration: %s", problem)
-            log.error("configuration refused; nothing changed", extra={"problems": len(error.problems)})
+            _log_refusal("configuration", error)
             return
+        self._callers.limit(fresh.caller_limits)
+        if fresh.keys is not None:
+            self._apply_keys(fresh.keys)
         before = {entry.name: entry for entry in entries(self._config)}
         preloaded = {entry.name for entry in before.values() if entry.preload}
         self._config = fresh
@@ -318,6 +369,17 @@ def _listen_settings(config: Config) -> ListenSettings:
         identity=config.identity,
         probe_address=server.probe_listen,
     )
+
+
+def _make_callers(config: Config) -> Callers:
+    nobody = Access(models=("*",), methods=frozenset()) if config.auth.public_model_health else NO_ACCESS
+    return Callers(config.keys, config.caller_limits, shares_prefix_cache=config.auth.share_prefix_cache, nobody=nobody)
+
+
+def _log_refusal(what: str, error: ConfigError) -> None:
+    for problem in error.problems:
+        log.error("%s: %s", what, problem)
+    log.error("%s refused; nothing changed", what, extra={"problems": len(error.problems)})
 
 
 def _serving_options(config: Config) -> ServingOptions:

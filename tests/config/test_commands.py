@@ -88,6 +88,8 @@ def test_serve_gives_the_configuration_to_the_app_and_returns_its_exit_code(
 
 def test_every_setting_is_a_flag_of_serve(run: Run, served: list[Config], file: Path, tmp_path: Path) -> None:
     pair = Authority().server_files(tmp_path)
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("keys: []")
     other: dict[str, Any] = {
         "server.listen": "127.0.0.1:9",
         "server.defaults.continuous_batching": "false",
@@ -97,6 +99,10 @@ def test_every_setting_is_a_flag_of_serve(run: Run, served: list[Config], file: 
         "logging.format": "json",
         "logging.level": "debug",
         "metrics.listen": "127.0.0.1:8",
+        "server.reflection": "false",
+        "auth.keys_file": str(keys),
+        "auth.share_prefix_cache": "true",
+        "auth.public_model_health": "true",
         "tracing.endpoint": "127.0.0.1:4317",
         "tracing.sample_ratio": "0.5",
         "tracing.insecure": "true",

@@ -4,6 +4,7 @@ Only app and __main__ import this room. A `Config` is whole and valid, or there 
 """
 
 from .budget import BudgetReport, MemoryFigures, budget_report, memory_figures, work_limit_nbytes
+from .keys import file_stamp, read_keys
 from .loading import Config, Sources, entries, load, load_config, look_again, registry_limits, reload_config
 from .problems import ConfigError, Problem
 from .tls import IdentityWatch
@@ -18,10 +19,12 @@ __all__ = [
     "Sources",
     "budget_report",
     "entries",
+    "file_stamp",
     "load",
     "load_config",
     "look_again",
     "memory_figures",
+    "read_keys",
     "registry_limits",
     "reload_config",
     "work_limit_nbytes",

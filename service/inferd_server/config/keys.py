@@ -4,6 +4,7 @@ It holds no key, only SHA-256 of keys. `inferd keys create` makes a key and its 
 """
 
 import hashlib
+import json
 import secrets
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -62,6 +63,15 @@ class KeySection(LimitsSection):
     max_priority: Priority = Field(MAX_PRIORITY, description="highest priority a request may have")
     expires: Time | None = Field(None, description="when it ends")
     disabled: bool = Field(False, description="refuse it")
+
+
+def file_stamp(path: Path) -> tuple[int, int, int] | None:
+    """What changes whenever a file is written or replaced; None where there is none. Blocking."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 def read_keys(path: Path, allowed_strategies: frozenset[Strategy]) -> tuple[Key, ...]:
@@ -148,12 +158,19 @@ def hash_of(key: str) -> str:
     return HASH_PREFIX + hashlib.sha256(key.encode()).hexdigest()
 
 
-def entry_lines(key_id: str, key_hash: str, options: dict[str, Any]) -> Iterator[str]:
-    """The entry of a key, to go below `keys:`."""
-    yield f"  - id: {key_id}"
-    yield f"    hash: {key_hash}"
-    for name, value in options.items():
-        yield f"    {name}: {value}"
+def entry_text(**fields: Any) -> str:
+    """The entry of a key with these fields, to go below `keys:`.
+
+    Raises:
+        ConfigError: what is wrong with them.
+    """
+    try:
+        KeySection.model_validate(fields)
+    except ValidationError as error:
+        raise ConfigError([problem for _, problem in problems_of(error, KeySection, ())]) from None
+    # JSON is YAML: lists in one line, words in quotes.
+    lines = [f"{name}: {json.dumps(value)}" for name, value in fields.items()]
+    return "\n".join(f"  {'-' if i == 0 else ' '} {line}" for i, line in enumerate(lines))
 
 
 def key_rows(keys: Sequence[Key], now: float) -> Iterator[tuple[str, ...]]:

@@ -23,8 +23,8 @@ def listen_problem(address: str, *, insecure: bool, guarded: bool = False) -> st
         return ""
     return (
         f"{address} can be reached from other machines, and the server has neither TLS nor keys: anyone there could "
-        "use and unload the models. Set tls.certificate and tls.key, listen at 127.0.0.1 or a unix: socket, or say "
-        "--insecure"
+        "use and unload the models. Set tls.certificate and tls.key, or auth.keys_file, listen at 127.0.0.1 or a unix: "
+        "socket, or say --insecure"
     )
 
 

@@ -268,7 +268,7 @@ class _Reading:
     def _keys_path(self, auth: AuthSection) -> Path | None:
         if auth.keys_file is None:
             return None
-        # As with the files of TLS: from this file's folder, or from the working directory if a flag or variable names it.
+        # As with the files of TLS: from the working directory if a flag or a variable names it.
         return absolute_path(auth.keys_file, Path() if "auth.keys_file" in self.said_by else self.directory)
 
     def _keys(self, path: Path, manager: ManagerSection) -> tuple[Key, ...]:
