@@ -6,6 +6,7 @@ alone. Errors are one clear line each on stderr, one for each problem of a confi
 """
 
 import asyncio
+import contextlib
 import errno
 import functools
 import inspect
@@ -171,29 +172,52 @@ def _load(file: Path | None, document: dict[str, Any], flags: dict[str, str], *,
 def _run(config: Config) -> NoReturn:
     # Tokenizers need no PyTorch: transformers' advice to install it would be the first line of every log.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    # grpc's core writes its own lines, one for each failed handshake: they would be no log lines, and could block.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    _open_standard_files()
     # grpc writes lines of its own about every handshake that fails: whoever knocks could fill the log.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     # Imported here: they bring grpc and mlx, which the other commands do not need.
     from inferd_server.app import serve as serve_app  # noqa: PLC0415
-    from inferd_server.telemetry.logs import configure  # noqa: PLC0415
+    from inferd_server.telemetry import logs  # noqa: PLC0415
 
-    configure(config.logging.format, config.logging.level)
+    logs.configure(config.logging.format, config.logging.level)
     try:
-        code = asyncio.run(serve_app(config, announce=typer.echo))
+        code = asyncio.run(serve_app(config, announce=_announce))
     except OSError as error:
+        logs.flush()
         is_taken = error.errno == errno.EADDRINUSE
         _fail((error.strerror or str(error)) + ("; choose another address with --listen" if is_taken else ""))
     except InferdError as error:
+        logs.flush()
         _fail(error.message)
     _exit_now(code)
+
+
+def _open_standard_files() -> None:
+    """Give those that our starter has closed to nobody: the next socket would get their numbers, and what is written
+    to them."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number
+
+
+def _announce(line: str) -> None:
+    """Whoever started us may have left: that is no reason not to serve."""
+    with contextlib.suppress(OSError):
+        typer.echo(line)
 
 
 def _exit_now(code: int) -> NoReturn:
     """End the process without the interpreter's own end. Everything of ours has ended by now; but MLX's CPU threads can
     outlive their streams, and then its static destructors abort (measured: 1 of 36 stops under load, exit code -6)."""
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # closed by our starter
+            with contextlib.suppress(OSError):
+                stream.flush()
     os._exit(code)
 
 

@@ -1,15 +1,25 @@
-"""Structured logs on stderr: structlog renders what the rooms say through stdlib logging. Prompts are never logged."""
+"""Structured logs on stderr: structlog renders what the rooms say through stdlib logging. Prompts are never logged.
+
+One record is one line (tracebacks apart, in the console format, whose lines are indented), of bounded length, and no
+value can make it look like two.
+"""
 
 import logging
-import sys
+import os
 from typing import Literal
 
 import structlog
 
+from .flood import FloodGate
+from .log_writer import LogWriter
+
 LogFormat = Literal["console", "json"]
 
+STDERR = 2
 MAX_VALUE_CHARACTERS = 2000
 """A longer value of one log field is cut, so that no input makes an endless line."""
+MAX_TRACEBACK_CHARACTERS = 16_000
+"""Of a longer traceback the middle is left out."""
 
 _SHARED: list[structlog.typing.Processor] = [
     structlog.stdlib.add_logger_name,
@@ -20,31 +30,89 @@ _SHARED: list[structlog.typing.Processor] = [
 
 
 def configure(log_format: LogFormat = "console", level: str = "INFO") -> None:
-    """Send every record of the process to stderr, one line each (tracebacks apart, in the console format)."""
+    """Send every record of the process to stderr, and Python's warnings too. Logging never blocks or raises."""
     renderers: list[structlog.typing.Processor]
     if log_format == "json":
-        renderers = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        renderers = [structlog.processors.JSONRenderer()]
     else:
-        # The default, where rich is installed, prints every frame's local variables: prompts among them.
+        # The exception is text by now. (rich, where it is installed, would print every frame's local variables.)
         plain = structlog.dev.plain_traceback
         renderers = [
-            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0, exception_formatter=plain)
+            _escape_controls,
+            structlog.dev.ConsoleRenderer(colors=_is_terminal(), pad_event_to=0, exception_formatter=plain),
         ]
-    handler = logging.StreamHandler(sys.stderr)
+    handler = LogWriter(STDERR)
+    handler.addFilter(FloodGate())
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=_SHARED,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _cut_long_values, *renderers],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.format_exc_info,
+                _cut_long_values,
+                *renderers,
+            ],
         )
     )
     root = logging.getLogger()
+    _close_writers()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("inferd").setLevel(level.upper())
+    logging.captureWarnings(True)
+
+
+def lost_lines() -> int:
+    """Lines that could not be written since the start."""
+    return sum(writer.lost for writer in _writers())
+
+
+def flush() -> None:
+    """Wait, for a bounded time, until what was logged is written."""
+    for writer in _writers():
+        writer.flush()
+
+
+def _writers() -> list[LogWriter]:
+    return [handler for handler in logging.getLogger().handlers if isinstance(handler, LogWriter)]
+
+
+def _close_writers() -> None:
+    for writer in _writers():
+        writer.close()
+
+
+def _is_terminal() -> bool:
+    try:
+        return os.isatty(STDERR)
+    except OSError:
+        return False
 
 
 def _cut_long_values(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
     for key, value in event.items():
-        if isinstance(value, str) and len(value) > MAX_VALUE_CHARACTERS:
-            event[key] = value[:MAX_VALUE_CHARACTERS] + "…"
+        if key == "exception":
+            event[key] = _without_middle(str(value))
+        elif not isinstance(value, int | float | None):
+            text = value if isinstance(value, str) else repr(value)
+            event[key] = text if len(text) <= MAX_VALUE_CHARACTERS else text[:MAX_VALUE_CHARACTERS] + "…"
     return event
+
+
+def _without_middle(text: str) -> str:
+    half = MAX_TRACEBACK_CHARACTERS // 2
+    return text if len(text) <= MAX_TRACEBACK_CHARACTERS else f"{text[:half]}\n…\n{text[-half:]}"
+
+
+def _escape_controls(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    for key, value in event.items():
+        if key == "exception":
+            event[key] = "\n".join(f"    {_printable(line)}" for line in str(value).split("\n"))
+        elif isinstance(value, str):
+            event[key] = _printable(value)
+    return event
+
+
+def _printable(text: str) -> str:
+    """Without line ends, terminal sequences and what turns the direction of text."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
