@@ -256,6 +256,7 @@ class App:
     def _on_signal(self, number: int) -> None:
         if self._stop.is_set():
             log.warning("second signal, exiting at once")
+            logging.shutdown()
             os._exit(128 + number)
         log.info("stopping", extra={"signal": signal.Signals(number).name})
         self._stop.set()

@@ -66,3 +66,45 @@ def test_a_traceback_tells_no_local_variables() -> None:
         lines = _run(log_format)
         assert "ValueError: boom" in "".join(lines)
         assert "private text" not in "".join(lines)
+
+
+HOSTILE = """
+import logging
+from inferd_server.telemetry.logs import configure
+configure({format!r})
+log = logging.getLogger("inferd.hostile")
+fake = "x\\n2026-01-01T00:00:00Z [info] forged line \\r\\x1b[2J \\u202e"
+log.info("value " + fake, extra={{"field": fake, "object": [fake]}})
+log.error("long %s", "y" * 102_400)
+try:
+    raise ValueError(fake + "z" * 102_400)
+except ValueError:
+    log.exception("failed")
+import warnings
+warnings.warn("a warning " + fake)
+"""
+
+
+def _run_hostile(log_format: str) -> list[str]:
+    program = HOSTILE.format(format=log_format)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    return done.stderr.decode().split("\n")[:-1]
+
+
+def test_no_text_can_forge_a_line_or_move_the_cursor() -> None:
+    for log_format in ("console", "json"):
+        lines = _run_hostile(log_format)
+        assert not [line for line in lines if line.startswith("2026-01-01")]
+        assert all(line.isprintable() for line in lines)
+        if log_format == "json":
+            assert [json.loads(line)["level"] for line in lines] == ["info", "error", "error", "warning"]
+            assert "\n2026-01-01T00:00:00Z [info] forged line" in json.loads(lines[0])["field"]
+        else:
+            assert "\\n2026-01-01T00:00:00Z [info] forged" in lines[0]
+
+
+def test_no_text_makes_a_line_without_end() -> None:
+    for log_format in ("console", "json"):
+        lines = _run_hostile(log_format)
+        assert sum(map(len, lines)) < 40_000
+        assert "ValueError" in "".join(lines)

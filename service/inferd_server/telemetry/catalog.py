@@ -139,6 +139,11 @@ EVICTIONS = Metric("inferd_model_evictions_total", Kind.COUNTER, "idle models un
 PREEMPTIONS = Metric("inferd_model_preemptions_total", Kind.COUNTER, "busy models interrupted to make room")
 DRAINS = Metric("inferd_model_drains_total", Kind.COUNTER, "busy models drained to make room")
 IDLE_UNLOADS = Metric("inferd_model_idle_unloads_total", Kind.COUNTER, "models unloaded because nobody used them")
+LOST_LOG_LINES = Metric(
+    "inferd_log_lines_lost_total",
+    Kind.COUNTER,
+    "log lines that could not be written: nobody read them, or a disk was full",
+)
 REFUSALS = Metric("inferd_refusals_total", Kind.COUNTER, "requests and loads that the registry refused")
 
 TOLD: tuple[Metric, ...] = (
@@ -182,6 +187,7 @@ READ: tuple[Metric, ...] = (
     DRAINS,
     IDLE_UNLOADS,
     REFUSALS,
+    LOST_LOG_LINES,
 )
 METRICS = TOLD + READ
 

@@ -13,6 +13,7 @@ from inferd_server.core.model import ModelState
 from inferd_server.registry.registry import ModelSnapshot, Registry
 
 from . import catalog
+from .logs import lost_lines
 from .picture import Build, Picture, families
 from .series import ModelSeries, Series
 
@@ -82,7 +83,8 @@ class Metrics:
         return await asyncio.to_thread(encode, scrape), content_type
 
     def _picture(self) -> Picture:
-        return Picture(self._build, self._is_ready(), self._registry.snapshot(), self._registry.statistics())
+        registry = self._registry
+        return Picture(self._build, self._is_ready(), registry.snapshot(), registry.statistics(), lost_lines())
 
     def _known(self, model: str) -> str:
         """The canonical name of a configured model; "" for any other text, so that callers make no series."""

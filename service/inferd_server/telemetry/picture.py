@@ -30,6 +30,7 @@ class Picture:
     is_ready: bool
     registry: RegistrySnapshot
     statistics: RegistryStatistics
+    lost_log_lines: int = 0
 
 
 def families(picture: Picture) -> Iterator[Family]:
@@ -53,6 +54,7 @@ def families(picture: Picture) -> Iterator[Family]:
         (catalog.DRAINS, counters.drains),
         (catalog.IDLE_UNLOADS, counters.idle_unloads),
         (catalog.REFUSALS, counters.refusals),
+        (catalog.LOST_LOG_LINES, picture.lost_log_lines),
     ):
         yield _family(metric, [((), value)])
 
