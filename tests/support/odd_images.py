@@ -178,6 +178,8 @@ def _transparency() -> Iterator[Odd]:
     yield Odd("2 bit grey png with a transparent level", png(8, 8, 2, 0, rows, key), "image/png", (8, 8), (BLACK,) * 4)
     rows = (b"\0" + bytes((0b01010101,) * 2)) * 8
     yield Odd("2 bit grey png, all transparent", png(8, 8, 2, 0, rows, key), "image/png", (8, 8), (WHITE,) * 4)
+    key = chunk(b"tRNS", struct.pack(">H", 4))
+    yield Odd("2 bit grey png with a level too high", png(8, 8, 2, 0, rows, key), "image/png", (8, 8), ((85,) * 3,) * 4)
     rows = (b"\0" + bytes(16)) * 8
     key = chunk(b"tRNS", struct.pack(">H", 0))
     yield Odd("16 bit grey png with a key", png(8, 8, 16, 0, rows, key), "image/png", refusal="16 bits .* transparent")
@@ -300,7 +302,12 @@ def _damage() -> Iterator[Odd]:
     yield Odd("png with too few rows", png(64, 64, 8, 2, b"\0" * 50), "image/png", refusal="can't be decoded")
     yield Odd("png without pixels", plain[:33] + chunk(b"IEND", b""), "image/png", refusal="holds no pixels")
     yield Odd("png of no width", png(0, 5, 8, 2, b""), "image/png", refusal="0x5 pixels")
-    yield Odd("png with a strange depth", png(8, 8, 3, 0, b"\0" * 100), "image/png", refusal="can't be decoded")
+    strange = png(8, 8, 3, 0, b"\0" * 100)
+    yield Odd("png with a strange depth", strange, "image/png", refusal="3 bits a channel")
+    strange = png(8, 8, 0, 0, b"\0" * 100, chunk(b"tRNS", b"\0\0"))
+    yield Odd("png of no depth and a key", strange, "image/png", refusal="0 bits a channel")
+    strange = png(8, 8, 2, 3, b"\0" * 100, chunk(b"PLTE", bytes(3)), interlace=7)
+    yield Odd("palette png, interlaced in a strange way", strange, "image/png", (8, 8), (BLACK,) * 4)
     yield Odd("palette png without a palette", png(8, 8, 8, 3, b"\0" * 72), "image/png", refusal="no palette")
     yield Odd(
         "png with two headers", plain[:33] + plain[8:33] + plain[33:], "image/png", refusal="begin with its header"

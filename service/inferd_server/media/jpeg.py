@@ -12,10 +12,11 @@ MAX_SEGMENTS = 4096
 MAX_SCANS = 64
 """Each scan of a progressive file passes over the whole picture, however few bytes it has; honest ones have ten."""
 
-SOI, EOI, SOS, APP0, APP1, APP14, COM = 0xD8, 0xD9, 0xDA, 0xE0, 0xE1, 0xEE, 0xFE
+EOI, SOS, APP0, APP1, APP14, COM = 0xD9, 0xDA, 0xE0, 0xE1, 0xEE, 0xFE
 FRAMES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 DROPPED = frozenset({*range(0xE0, 0xF0), COM} - {APP0, APP14})
 """Metadata; APP14 (Adobe) tells how colours are coded."""
+_MARKER = re.compile(rb"\xff+([\xc0-\xcf\xd9-\xfe])")
 _NEXT_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 """The end of a scan: stuffed bytes, restart markers and fill bytes belong to it."""
 
@@ -49,18 +50,14 @@ def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
     """(marker, start behind it, end) up to the end of the image; a scan's coded pixels belong to its segment."""
     at = 2
     for _ in range(MAX_SEGMENTS):
-        while data[at + 1 : at + 2] == b"\xff":  # fill bytes
-            at += 1
-        if at + 2 > len(data):
-            raise Damaged("is cut off")
-        marker = data[at + 1]
-        if data[at] != 0xFF or marker < 0xC0 or marker == SOI or 0xD0 <= marker <= 0xD7:
-            raise Damaged(f"has no segment at byte {at}")
+        found = _MARKER.match(data, at)
+        if found is None:
+            raise Damaged("is cut off" if at >= len(data) else f"has no segment at byte {at}")
+        marker = found[1][0]
         if marker == EOI:
             return
-        end = _end(data, marker, at + 2)
-        yield marker, at + 2, end
-        at = end
+        at = _end(data, marker, found.end())
+        yield marker, found.end(), at
     raise Damaged(f"has more than {MAX_SEGMENTS} segments")
 
 

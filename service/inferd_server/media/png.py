@@ -13,6 +13,7 @@ MAX_HEADER_NBYTES = 1024
 """Most bytes of the chunks that have a known small size: header, palette, transparency."""
 KEPT = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND")
 GREY, COLOUR, PALETTE = 0, 2, 3
+DEPTHS = frozenset({1, 2, 4, 8, 16})
 
 
 def read(data: bytes) -> Header:
@@ -67,6 +68,8 @@ def _header(chunks: dict[bytes, bytes], pixels: list[bytes]) -> Header:
     if len(ihdr) != 13:
         raise Damaged(f"has a header of {len(ihdr)} bytes; 13 are needed")
     width, height, depth, colour = struct.unpack_from(">IIBB", ihdr)
+    if depth not in DEPTHS:
+        raise Damaged(f"has {depth} bits a channel")
     kept = [_chunk(b"IHDR", ihdr)]
     if colour == PALETTE:
         if b"PLTE" not in chunks:
@@ -95,8 +98,11 @@ def _key(trns: bytes, depth: int, colour: int) -> Key | None:
         raise Damaged("has 16 bits a channel and a transparent colour; only one of them can be read")
     if len(trns) != (2 if colour == GREY else 6):
         raise Damaged(f"has a chunk tRNS of {len(trns)} bytes")
+    most = 2**depth - 1
     # Pixels are read on a scale of 0 to 255, whatever their depth.
-    levels = [level * 255 // (2**depth - 1) for level in struct.unpack(f">{len(trns) // 2}H", trns)]
+    levels = [level * 255 // most for level in struct.unpack(f">{len(trns) // 2}H", trns)]
+    if max(levels) > 255:
+        return None  # no pixel has it
     return levels[0] if colour == GREY else (levels[0], levels[1], levels[2])
 
 
