@@ -1,6 +1,7 @@
 """Bytes into pictures: every header is read and judged before the first pixel is decoded."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 
 from inferd_server.core.errors import FieldViolation, echo, invalid_parameter
 from inferd_server.core.media import Blob, MediaLimits, Picture
@@ -13,19 +14,24 @@ MAX_SIDE = 65_535
 _READERS = {Format.PNG: png.read, Format.JPEG: jpeg.read, Format.WEBP: webp.read, Format.GIF: gif.read}
 
 
-def decode(blobs: Sequence[Blob], limits: MediaLimits) -> tuple[Picture, ...]:
-    """Images into pictures; blocking.
+def decode(
+    blobs: Sequence[Blob], limits: MediaLimits, is_wanted: Callable[[], bool] = lambda: True
+) -> tuple[Picture, ...]:
+    """Images into pictures; blocking: 10 to 50 nanoseconds a pixel, and at most 23 bytes a pixel of the largest.
+
+    Args:
+        is_wanted: asked before each image; where it says no, only those before it are returned.
 
     Raises:
         InferdError: INVALID_PARAMETER; with every violation that the headers show, and then nothing was decoded, or
             with the first image whose pixels are damaged.
     """
-    headers = read_headers(blobs, limits)
-    return tuple(to_picture(blob, header) for blob, header in zip(blobs, headers, strict=True))
+    headers = _read_all(blobs, limits)
+    wanted = takewhile(lambda _: is_wanted(), zip(blobs, headers, strict=True))
+    return tuple(_to_picture(blob, header) for blob, header in wanted)
 
 
-def read_headers(blobs: Sequence[Blob], limits: MediaLimits) -> list[Header]:
-    """The first half of `decode`: decodes no pixel; blocking, about a millisecond per MiB."""
+def _read_all(blobs: Sequence[Blob], limits: MediaLimits) -> list[Header]:
     if len(blobs) > limits.max_images:
         text = f"holds {len(blobs)} images; at most {limits.max_images} are allowed"
         raise invalid_parameter([FieldViolation("chat.messages", text)])
@@ -48,8 +54,7 @@ def read_headers(blobs: Sequence[Blob], limits: MediaLimits) -> list[Header]:
     return headers
 
 
-def to_picture(blob: Blob, header: Header) -> Picture:
-    """The second half, for one image; blocking."""
+def _to_picture(blob: Blob, header: Header) -> Picture:
     try:
         return pixels.to_picture(header)
     except Damaged as error:
