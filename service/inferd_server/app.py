@@ -40,6 +40,7 @@ from inferd_server.serving.callers import Callers
 from inferd_server.serving.generation import GenerationOptions
 from inferd_server.serving.generations import Generations, ServingOptions
 from inferd_server.serving.lifecycle import Lifecycle, Phase
+from inferd_server.telemetry.loop_watch import LoopWatch
 from inferd_server.text.texts import Texts
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ class App:
             return await self._serve(announce)
 
     async def _serve(self, announce: Callable[[str], None]) -> int:
-        with self._signals():
+        with self._signals(), LoopWatch():
             address = await self._server.start()
             self._log_opening()
             announce(f"listening on {address}")

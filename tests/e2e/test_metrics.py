@@ -192,7 +192,7 @@ async def main():
     assert len(app._server._around._layers) == 5
 
 asyncio.run(main())
-assert not [name for name in sys.modules if name.startswith(("prometheus_client", "inferd_server.telemetry"))]
+assert not [name for name in sys.modules if name.startswith(("prometheus_client", "inferd_server.telemetry.metrics"))]
 """
     config = write_config(tmp_path, [{"name": "tiny", "path": tiny_model}], budget_gb=1)
     subprocess.run([sys.executable, "-c", program, str(config)], check=True)

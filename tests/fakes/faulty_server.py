@@ -19,10 +19,11 @@ a request's seed chooses faults of its steps:
 
 INFERD_TEST_STEP_SECONDS makes every step take so much longer, so that a short answer runs for as long as a test needs;
 INFERD_TEST_HEARTBEAT_SECONDS makes watches tell signs of life so often; INFERD_TEST_KEEPALIVE_SECONDS makes the server
-ask its clients for one so often, and wait as long for it.
+ask its clients for one so often, and wait as long for it. SIGUSR1 blocks the event loop while INFERD_TEST_STUCK exists.
 """
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -132,6 +133,11 @@ def open_faulty_engine(settings: EngineSettings, loading: Loading) -> Engine:
     return FaultyEngine(engine, settings.name)  # type: ignore[return-value]
 
 
+def block_the_loop(number: int, frame: object) -> None:
+    while _stuck():
+        time.sleep(0.02)
+
+
 def main() -> None:
     from functools import partial
 
@@ -143,6 +149,7 @@ def main() -> None:
     if seconds := os.environ.get("INFERD_TEST_KEEPALIVE_SECONDS"):
         server.KEEPALIVE_SECONDS = server.KEEPALIVE_TIMEOUT_SECONDS = float(seconds)
     app.serve = partial(app.serve, open_engine=open_faulty_engine)  # type: ignore[assignment]
+    signal.signal(signal.SIGUSR1, block_the_loop)
     sys.argv[0] = "inferd"
     inferd()
 

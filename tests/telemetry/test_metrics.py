@@ -181,7 +181,7 @@ def test_each_figure_of_the_registry_has_its_own_metric() -> None:
         refusals=14,
     )
     statistics = RegistryStatistics(memory, waiting=0, leases=6, states={}, counters=counters)
-    picture = Picture(Build("", "", ""), False, RegistrySnapshot((), memory), statistics)
+    picture = Picture(Build("", "", ""), False, RegistrySnapshot((), memory), statistics, lost_log_lines=15)
     samples = [sample for family in families(picture) for sample in family.samples]
     assert {sample.name: sample.value for sample in samples if not sample.labels} == {
         "inferd_ready": 0,
@@ -199,6 +199,7 @@ def test_each_figure_of_the_registry_has_its_own_metric() -> None:
         "inferd_model_idle_unloads_total": 12,
         "inferd_model_loads_abandoned_total": 13,
         "inferd_refusals_total": 14,
+        "inferd_log_lines_lost_total": 15,
     }
 
 

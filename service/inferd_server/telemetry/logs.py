@@ -21,6 +21,9 @@ MAX_VALUE_CHARACTERS = 2000
 MAX_TRACEBACK_CHARACTERS = 16_000
 """Of a longer traceback the middle is left out."""
 
+MULTILINE = ("exception", "stack")
+"""Fields that are shown below the line in the console format."""
+
 _SHARED: list[structlog.typing.Processor] = [
     structlog.stdlib.add_logger_name,
     structlog.stdlib.add_log_level,
@@ -91,7 +94,7 @@ def _is_terminal() -> bool:
 
 def _cut_long_values(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
     for key, value in event.items():
-        if key == "exception":
+        if key in MULTILINE:
             event[key] = _without_middle(str(value))
         elif not isinstance(value, int | float | None):
             text = value if isinstance(value, str) else repr(value)
@@ -106,7 +109,7 @@ def _without_middle(text: str) -> str:
 
 def _escape_controls(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
     for key, value in event.items():
-        if key == "exception":
+        if key in MULTILINE:
             event[key] = "\n".join(f"    {_printable(line)}" for line in str(value).split("\n"))
         elif isinstance(value, str):
             event[key] = _printable(value)
