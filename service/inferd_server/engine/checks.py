@@ -4,10 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from inferd_server.core.errors import InferdError, model_corrupt, model_load_failed, model_unsupported
-from inferd_server.core.model import EngineSettings
+from inferd_server.core.errors import MAX_LISTED, InferdError, model_corrupt, model_load_failed, model_unsupported
+from inferd_server.core.model import EngineKind, EngineSettings
 
 from .adapters import check_adapter
+from .encoder_folder import is_embedder, read_encoder_folder
 from .headers import WeightsError, check_weights, read_object
 
 
@@ -22,6 +23,9 @@ def check_model_folder(settings: EngineSettings) -> None:
         raise model_load_failed(settings.name, f"the folder of model {settings.name!r} does not exist")
     config = _read_config(settings)
     _check_trust(settings, config)
+    if settings.kind is EngineKind.EMBEDDING:
+        _check_embedder(settings, config)
+        return
     # Imported here: mlx_lm takes a second or two, which only what touches a model should pay.
     from .upstream import knows_architecture  # noqa: PLC0415
 
@@ -32,6 +36,19 @@ def check_model_folder(settings: EngineSettings) -> None:
     check_adapter(settings)
     if settings.draft_path is not None:
         _check_draft(settings, settings.draft_path)
+
+
+def _check_embedder(settings: EngineSettings, config: dict[str, Any]) -> None:
+    if not is_embedder(settings.path, config):
+        raise model_unsupported(settings.name, "the folder holds no embedder any more")
+    problems = list(read_encoder_folder(settings.path, config).problems)
+    if "model_file" in config:  # mlx_vlm would run it, trusted or not
+        problems.append("model_file in config.json is not supported for embedders")
+    keys = {"adapter_path": settings.adapter_path, "draft_model": settings.draft_path, "kv_bits": settings.kv_bits}
+    problems += [f"{key} is not supported for embedders" for key, value in keys.items() if value]
+    if problems:
+        raise model_unsupported(settings.name, "; ".join(problems[:MAX_LISTED]))
+    _check_weights(settings)
 
 
 def _check_draft(settings: EngineSettings, folder: Path) -> None:

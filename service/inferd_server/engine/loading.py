@@ -5,7 +5,7 @@ A failed load leaves nothing behind: errors leave here as fresh exceptions, sinc
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,15 +88,24 @@ def read_language_model(settings: EngineSettings) -> LoadedModel:
 def _with_weights(loaded: LoadedModel, loading: Loading) -> LoadedModel:
     parts = [part for part in (loaded.model, loaded.draft) if part is not None]
     arrays = [array for part in parts for _, array in tree_flatten(part.parameters())]
-    total = sum(array.nbytes for array in arrays)
+    loaded.weights_nbytes = read_weights(arrays, loading)
+    return loaded
+
+
+def read_weights(arrays: Sequence[Any], loading: Loading) -> int:
+    """Read what is still unread, in pieces; returns the bytes of all.
+
+    Raises:
+        LoadAbandoned: as `loading` wished.
+    """
+    total: int = sum(array.nbytes for array in arrays)
     done = 0
     _report(loading, done, total)
     for piece in _pieces(arrays):
         mx.eval(piece)
         done += sum(array.nbytes for array in piece)
         _report(loading, done, total)
-    loaded.weights_nbytes = total
-    return loaded
+    return total
 
 
 def _load_draft(settings: EngineSettings, path: Path) -> Any:
@@ -134,7 +143,7 @@ def _report(loading: Loading, done: int, total: int) -> None:
         raise LoadAbandoned
 
 
-def _pieces(arrays: list[Any]) -> Iterator[list[Any]]:
+def _pieces(arrays: Sequence[Any]) -> Iterator[list[Any]]:
     piece: list[Any] = []
     nbytes = 0
     for array in arrays:

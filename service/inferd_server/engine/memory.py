@@ -14,6 +14,10 @@ SCORE_NBYTES = 4
 """Attention scores are float32 where attention is not fused."""
 TRANSIENT = 2
 """Caches that grow, and batches that are joined or left, are copied: for a moment the old and the new are there."""
+SCORE_COPIES = 3
+"""Of an embedder's attention scores at a time: before, with and after the mask and the softmax."""
+MASK_COPIES = 8
+"""Of the masks that an embedder may build, as large as one head's scores."""
 LOGIT_COPIES = 8
 """Vectors as wide as the logits that sampling may need at once for a row (float32)."""
 
@@ -119,6 +123,49 @@ def footprint(config: Mapping[str, Any], cache: CacheNeed, *, step_tokens: int, 
         activation_nbytes=(8 * hidden + inner * (4 * experts + 2 * state)) * itemsize,
         logits_nbytes=width * 4,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderFootprint:
+    """What an embedder's work takes beside its weights: one batch at a time.
+
+    Attributes:
+        batch_tokens: most tokens of a batch, padding included, but for one long text.
+        longest_text: most tokens of a text.
+        heads: query heads of one layer.
+        activation_nbytes: of one token.
+        itemsize: bytes of one activation.
+    """
+
+    batch_tokens: int
+    longest_text: int
+    heads: int
+    activation_nbytes: int
+    itemsize: int
+
+    @property
+    def step_tokens(self) -> int:
+        """Most tokens that one step takes in."""
+        return max(self.batch_tokens, self.longest_text)
+
+    def peak_nbytes(self, rows: int, longest: int, context: int) -> int:
+        """See WorkFootprint: `context` is the longest text's tokens, `longest` the most that a request has in all."""
+        # Less than half of a batch is padding (text_queue.py).
+        tokens = min(max(self.batch_tokens, context), 2 * rows * longest)
+        scores = (SCORE_COPIES * self.heads * SCORE_NBYTES + MASK_COPIES * self.itemsize) * context
+        return tokens * (self.activation_nbytes + scores)
+
+
+def encoder_footprint(
+    config: Mapping[str, Any], *, batch_tokens: int, longest_text: int, itemsize: int
+) -> EncoderFootprint:
+    """The footprint of an embedder by its config.json; the other arguments are EncoderFootprint's."""
+    hidden = _number(config, "hidden_size")
+    inner = _number(config, "intermediate_size") or 4 * hidden
+    heads = _number(config, "num_attention_heads")
+    attention = max(hidden, heads * _number(config, "head_dim"))
+    activation_nbytes = (12 * hidden + 8 * attention + 6 * inner) * itemsize
+    return EncoderFootprint(batch_tokens, longest_text, heads, activation_nbytes, itemsize)
 
 
 def _number(config: Mapping[str, Any], *keys: str) -> int:
