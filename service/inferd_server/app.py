@@ -37,8 +37,10 @@ from inferd_server.scheduler.memory import WorkMemory
 from inferd_server.scheduler.scheduler import Scheduler
 from inferd_server.scheduler.threads import Threads
 from inferd_server.serving.callers import Callers
+from inferd_server.serving.embeddings import Embeddings
 from inferd_server.serving.generation import GenerationOptions
 from inferd_server.serving.generations import Generations, ServingOptions
+from inferd_server.serving.in_flight import InFlight
 from inferd_server.serving.lifecycle import Lifecycle, Phase
 from inferd_server.telemetry.loop_watch import LoopWatch
 from inferd_server.text.texts import Texts
@@ -67,7 +69,16 @@ def _open_language_engine(settings: EngineSettings, loading: Loading) -> Engine:
     return open_language_engine(settings, loading)
 
 
-OPENERS: dict[EngineKind, OpenEngine] = {EngineKind.LANGUAGE: _open_language_engine}
+def _open_embedding_engine(settings: EngineSettings, loading: Loading) -> EngineOf[Any, Any]:
+    from inferd_server.engine.embedding import open_embedding_engine  # noqa: PLC0415
+
+    return open_embedding_engine(settings, loading)
+
+
+OPENERS: dict[EngineKind, OpenEngine] = {
+    EngineKind.LANGUAGE: _open_language_engine,
+    EngineKind.EMBEDDING: _open_embedding_engine,
+}
 """What opens a model of each kind."""
 
 
@@ -87,8 +98,9 @@ class EngineLoader:
 
     async def check(self, entry: ModelEntry) -> CheckedFiles:
         """See core.model.Loader. Off the loop."""
-        await asyncio.to_thread(check_model_folder, entry.engine)
-        return await asyncio.to_thread(self.look_again, entry)
+        checked = await asyncio.to_thread(self.look_again, entry)
+        await asyncio.to_thread(check_model_folder, checked.entry.engine)
+        return checked
 
     async def load(
         self, entry: ModelEntry, generation: int, loading: Loading, on_death: Callable[[InferdError], None]
@@ -129,7 +141,10 @@ class App:
         self._tracing = self._make_tracing()
         observer = UNOBSERVED if self._monitoring is None else self._monitoring.metrics
         self._loader.observer = observer
-        self._generations = Generations(self._registry, self._texts, _serving_options(config), observer=observer)
+        serving = _serving_options(config)
+        in_flight = InFlight(serving.max_queue)
+        self._generations = Generations(self._registry, self._texts, serving, in_flight=in_flight, observer=observer)
+        embeddings = Embeddings(self._registry, self._texts, serving.generation, in_flight, observer=observer)
         self._callers = _make_callers(config)
         info = ServerInfo(
             version=version("inferd"),
@@ -145,6 +160,7 @@ class App:
         self._server = Server(
             Services(
                 self._generations,
+                embeddings,
                 self._registry,
                 self._lifecycle,
                 info,

@@ -14,6 +14,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from fakes.embeddings import FakeEmbeddings
 from fakes.generations import FakeGenerations, finished, flood, hang, started
 from fakes.registry import FakeRegistry
 from inferd.v1 import inference_service_pb2 as pb
@@ -34,7 +35,7 @@ REQUEST = pb.StreamGenerateRequest(model="tiny", prompt="x")
 
 
 def server_at(address: str) -> Server:
-    services = Services(FakeGenerations(), FakeRegistry(), Lifecycle(), server_info())
+    services = Services(FakeGenerations(), FakeEmbeddings(), FakeRegistry(), Lifecycle(), server_info())
     return Server(services, ListenSettings(address, MAX_MESSAGE))
 
 

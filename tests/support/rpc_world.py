@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 
+from fakes.embeddings import FakeEmbeddings
 from fakes.generations import FakeGenerations
 from fakes.registry import FakeRegistry
 from inferd.v1 import inference_service_pb2_grpc, model_service_pb2_grpc
@@ -42,6 +43,7 @@ class World:
     server: Server
     address: str
     generations: FakeGenerations
+    embeddings: FakeEmbeddings
     registry: FakeRegistry
     lifecycle: Lifecycle
     channel: grpc.aio.Channel
@@ -72,9 +74,10 @@ async def open_world(
     **listen: Any,
 ) -> AsyncIterator[World]:
     """A server with a client; READY unless told otherwise. `listen` are further fields of ListenSettings."""
-    generations, registry, lifecycle = FakeGenerations(), registry or FakeRegistry(), Lifecycle()
+    generations, embeddings = FakeGenerations(), FakeEmbeddings()
+    registry, lifecycle = registry or FakeRegistry(), Lifecycle()
     lifecycle.advance(phase)
-    services = Services(generations, registry, lifecycle, info or server_info())
+    services = Services(generations, embeddings, registry, lifecycle, info or server_info())
     listening = ListenSettings(address, MAX_MESSAGE, **listen)
     server = Server(services, listening, clock=clock, observer=observer, tracer=tracer)
     bound = await server.start()
@@ -84,6 +87,7 @@ async def open_world(
                 server,
                 bound,
                 generations,
+                embeddings,
                 registry,
                 lifecycle,
                 channel,

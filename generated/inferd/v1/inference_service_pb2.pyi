@@ -15,11 +15,20 @@ class WaitState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WAIT_STATE_EVICTING: _ClassVar[WaitState]
     WAIT_STATE_LOADING: _ClassVar[WaitState]
     WAIT_STATE_PREEMPTED: _ClassVar[WaitState]
+
+class TextTruncation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TEXT_TRUNCATION_UNSPECIFIED: _ClassVar[TextTruncation]
+    TEXT_TRUNCATION_REFUSE: _ClassVar[TextTruncation]
+    TEXT_TRUNCATION_END: _ClassVar[TextTruncation]
 WAIT_STATE_UNSPECIFIED: WaitState
 WAIT_STATE_QUEUED: WaitState
 WAIT_STATE_EVICTING: WaitState
 WAIT_STATE_LOADING: WaitState
 WAIT_STATE_PREEMPTED: WaitState
+TEXT_TRUNCATION_UNSPECIFIED: TextTruncation
+TEXT_TRUNCATION_REFUSE: TextTruncation
+TEXT_TRUNCATION_END: TextTruncation
 
 class GenerateRequest(_message.Message):
     __slots__ = ("request_id", "model", "prompt", "chat", "tokens", "sampling", "stop", "output", "scheduling", "session_id")
@@ -184,32 +193,42 @@ class ToolCallDelta(_message.Message):
     def __init__(self, index: _Optional[int] = ..., id: _Optional[str] = ..., name: _Optional[str] = ..., arguments_json: _Optional[str] = ...) -> None: ...
 
 class EmbedRequest(_message.Message):
-    __slots__ = ("request_id", "model", "texts", "normalize", "scheduling")
+    __slots__ = ("request_id", "model", "texts", "normalize", "scheduling", "truncation", "dimensions", "prompt_name")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     NORMALIZE_FIELD_NUMBER: _ClassVar[int]
     SCHEDULING_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_NAME_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     texts: _containers.RepeatedScalarFieldContainer[str]
     normalize: bool
     scheduling: _generation_pb2.SchedulingOptions
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ..., normalize: bool = ..., scheduling: _Optional[_Union[_generation_pb2.SchedulingOptions, _Mapping]] = ...) -> None: ...
+    truncation: TextTruncation
+    dimensions: int
+    prompt_name: str
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ..., normalize: bool = ..., scheduling: _Optional[_Union[_generation_pb2.SchedulingOptions, _Mapping]] = ..., truncation: _Optional[_Union[TextTruncation, str]] = ..., dimensions: _Optional[int] = ..., prompt_name: _Optional[str] = ...) -> None: ...
 
 class EmbedResponse(_message.Message):
-    __slots__ = ("request_id", "model", "dimensions", "vectors_f32le", "usage")
+    __slots__ = ("request_id", "model", "dimensions", "vectors_f32le", "usage", "truncated_texts", "preemptions")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
     VECTORS_F32LE_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_TEXTS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: _generation_pb2.ServedModel
     dimensions: int
     vectors_f32le: _containers.RepeatedScalarFieldContainer[bytes]
     usage: _generation_pb2.Usage
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[_Union[_generation_pb2.ServedModel, _Mapping]] = ..., dimensions: _Optional[int] = ..., vectors_f32le: _Optional[_Iterable[bytes]] = ..., usage: _Optional[_Union[_generation_pb2.Usage, _Mapping]] = ...) -> None: ...
+    truncated_texts: _containers.RepeatedScalarFieldContainer[int]
+    preemptions: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[_Union[_generation_pb2.ServedModel, _Mapping]] = ..., dimensions: _Optional[int] = ..., vectors_f32le: _Optional[_Iterable[bytes]] = ..., usage: _Optional[_Union[_generation_pb2.Usage, _Mapping]] = ..., truncated_texts: _Optional[_Iterable[int]] = ..., preemptions: _Optional[int] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "prompt", "chat", "return_ids")

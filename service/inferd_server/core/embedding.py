@@ -1,6 +1,5 @@
 """Words about embedding: texts as the service understands them, and the vectors that come back."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -12,25 +11,6 @@ class Truncation(StrEnum):
 
     REFUSE = "refuse"
     END = "end"
-
-
-@dataclass(frozen=True, slots=True)
-class EmbedderFacts:
-    """What an embedder's folder says about it.
-
-    Attributes:
-        width: of its vectors.
-        max_tokens: of one text, the tokenizer's special tokens included.
-        normalizes: whether its vectors have length 1 unless asked otherwise.
-        prompts: texts to put before a text, by name (query, document).
-        default_prompt: the name of the one that is used where none is asked for; "" for none.
-    """
-
-    width: int
-    max_tokens: int
-    normalizes: bool = True
-    prompts: Mapping[str, str] = field(default_factory=dict)
-    default_prompt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +49,7 @@ class Embedding:
     vectors: tuple[bytes, ...]
     truncated: tuple[int, ...]
     usage: Usage
+    preemptions: int = 0
 
 
 # --- what an engine is asked for, and what it answers -----------------------------------------------------------

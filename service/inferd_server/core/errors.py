@@ -354,6 +354,23 @@ def prompt_over_limit(field: str, prompt_tokens: int, limit_tokens: int, *, at_l
     )
 
 
+def texts_too_long(found: Sequence[FieldViolation], tokens: int, max_tokens: int) -> InferdError:
+    """Texts to embed that are longer than the model reads, all of them at once (at most 16 listed, with the total).
+
+    Args:
+        found: one for each of these texts, by its field.
+        tokens: of the longest one.
+        max_tokens: that the model reads.
+    """
+    shown = "; ".join(f"{v.field}: {v.description}" for v in found[:MAX_LISTED])
+    return InferdError(
+        Reason.PROMPT_TOO_LONG,
+        shown if len(found) <= MAX_LISTED else f"{shown} ({len(found)} texts in all)",
+        facts={"prompt_tokens": tokens, "context_length": max_tokens, "texts": len(found)},
+        violations=found[:MAX_LISTED],
+    )
+
+
 def invalid_parameter(violations: Sequence[FieldViolation]) -> InferdError:
     """Bad fields, all of them at once (at most 16 listed, with the total)."""
     shown = "; ".join(f"{v.field}: {v.description}" for v in violations[:MAX_LISTED])

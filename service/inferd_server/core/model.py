@@ -1,6 +1,6 @@
 """Words about models: what may be loaded, what is loaded, and the protocols between the rooms."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -116,6 +116,25 @@ class EngineSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbedderFacts:
+    """What an embedder's folder says about it.
+
+    Attributes:
+        width: of its vectors.
+        max_tokens: of one text, the tokenizer's special tokens included.
+        normalizes: whether its vectors have length 1 unless asked otherwise.
+        prompts: texts to put before a text, by name (query, document).
+        default_prompt: the name of the one that is used where none is asked for; "" for none.
+    """
+
+    width: int
+    max_tokens: int
+    normalizes: bool = True
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelEntry:
     """One configured model: what may be loaded and how large it will be.
 
@@ -124,6 +143,7 @@ class ModelEntry:
         tool_call_parser: how tool calls are found in its output (text/families.py): a parser's name, none or, until
             its files were looked at, auto.
         reasoning_parser: the same for its reasoning.
+        embedder: of a model that makes vectors; None for others.
     """
 
     name: str
@@ -143,6 +163,7 @@ class ModelEntry:
     max_queue: int = 256
     tool_call_parser: str = "none"
     reasoning_parser: str = "none"
+    embedder: EmbedderFacts | None = None
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 

@@ -8,8 +8,8 @@ from inferd_server.core.errors import MAX_LISTED, InferdError, model_corrupt, mo
 from inferd_server.core.model import EngineKind, EngineSettings
 
 from .adapters import check_adapter
-from .encoder_folder import is_embedder, read_encoder_folder
-from .headers import WeightsError, check_weights, read_object
+from .encoder_folder import dense_files, is_embedder, read_encoder_folder
+from .headers import WeightsError, check_weights, read_header, read_object
 
 
 def check_model_folder(settings: EngineSettings) -> None:
@@ -49,6 +49,11 @@ def _check_embedder(settings: EngineSettings, config: dict[str, Any]) -> None:
     if problems:
         raise model_unsupported(settings.name, "; ".join(problems[:MAX_LISTED]))
     _check_weights(settings)
+    try:
+        for file in dense_files(settings.path):
+            read_header(file)
+    except WeightsError as error:
+        raise model_corrupt(settings.name, error.file, str(error)) from None
 
 
 def _check_draft(settings: EngineSettings, folder: Path) -> None:

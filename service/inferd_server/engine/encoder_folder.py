@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from inferd_server.core.embedding import EmbedderFacts
+from inferd_server.core.model import EmbedderFacts
 
 from .headers import read_object
 
@@ -104,6 +104,13 @@ def read_encoder_folder(folder: Path, config: Json) -> EncoderFolder:
         default_prompt=default if isinstance(default, str) and default in named else "",
     )
     return EncoderFolder(model_type, facts, pooling, modules.dense, tuple(problems))
+
+
+def dense_files(folder: Path) -> list[Path]:
+    """Weight files of an embedder's dense layers; none for other models. Blocking; never raises."""
+    config = read_object(folder / "config.json") or {}
+    dense = read_encoder_folder(folder, config).dense if is_embedder(folder, config) else ()
+    return [file for name in dense for file in sorted((folder / name).glob("*.safetensors"))]
 
 
 @dataclass(slots=True)

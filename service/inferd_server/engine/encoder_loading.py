@@ -13,7 +13,7 @@ from inferd_server.core.model import EngineSettings, LoadAbandoned, Loading
 
 from .checks import check_model_folder
 from .device import release_unused
-from .encoder_folder import EncoderFolder, read_encoder_folder
+from .encoder_folder import EncoderFolder, dense_files, read_encoder_folder
 from .encoder_upstream import load_embedding_model
 from .headers import read_object, weight_files
 from .loading import MODEL_ERRORS, explain, read_weights
@@ -51,7 +51,7 @@ def load_encoder(settings: EngineSettings, loading: Loading) -> LoadedEncoder:
 def _load(settings: EngineSettings, loading: Loading) -> LoadedEncoder:
     config = read_object(settings.path / "config.json") or {}
     folder = read_encoder_folder(settings.path, config)
-    with _folder_of_weights(settings.path, folder.dense) as view:
+    with _folder_of_weights(settings.path) as view:
         model: Any = load_embedding_model(view, lazy=True)
     # What the model itself would pool with: only its check is used, since it scales every vector to length 1.
     model.pooling_config = {"pooling_mode": folder.pooling}
@@ -60,13 +60,13 @@ def _load(settings: EngineSettings, loading: Loading) -> LoadedEncoder:
 
 
 @contextmanager
-def _folder_of_weights(folder: Path, dense: tuple[str, ...]) -> Iterator[Path]:
+def _folder_of_weights(folder: Path) -> Iterator[Path]:
     """A folder of just the model's weights: mlx_vlm reads each *.safetensors, also those one folder further down.
 
     Usually the model's own; else a temporary one with links.
     """
     files = weight_files(folder)
-    wanted = {*files, *(file for name in dense for file in (folder / name).glob("*.safetensors"))}
+    wanted = {*files, *dense_files(folder)}
     if wanted == {*folder.glob("*.safetensors"), *folder.glob("*/*.safetensors")}:
         yield folder
         return

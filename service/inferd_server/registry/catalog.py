@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from inferd_server.core.model import ModelEntry, SamplingDefaults
+from inferd_server.core.model import Capability, EmbedderFacts, EngineKind, ModelEntry, SamplingDefaults
+from inferd_server.engine.encoder_folder import dense_files, is_embedder, read_encoder_folder
 
 from .chat_facts import ChatFacts, read_chat_facts, with_chat_facts
 
@@ -37,6 +38,7 @@ class ModelFacts:
         weights_nbytes: bytes of all tensors; 0 if nothing can be measured.
         revision: digest of the weight index and headers, and of the adapter; "" without weights.
         sampling: defaults that generation_config.json recommends, by SamplingDefaults' names.
+        embedder: of a model that makes vectors; None for others.
         damage: what will make a load fail, one line each.
     """
 
@@ -45,6 +47,7 @@ class ModelFacts:
     vocabulary_size: int = 0
     quantization_bits: int = 0
     chat: ChatFacts = field(default_factory=ChatFacts)
+    embedder: EmbedderFacts | None = None
     weights_nbytes: int = 0
     revision: str = ""
     sampling: Mapping[str, float | int] = field(default_factory=dict)
@@ -68,6 +71,8 @@ def with_facts(
     """`describe` for facts that were read before."""
     stated = with_chat_facts(stated, facts.chat)
     sampling: dict[str, Any] = {**facts.sampling, **chosen}
+    if facts.embedder is not None:
+        stated = _as_embedder(stated, facts.embedder)
     return replace(
         stated,
         architecture=facts.architecture,
@@ -81,6 +86,11 @@ def with_facts(
     )
 
 
+def _as_embedder(stated: ModelEntry, embedder: EmbedderFacts) -> ModelEntry:
+    engine = replace(stated.engine, kind=EngineKind.EMBEDDING, prefix_cache_nbytes=0)  # it has nothing to keep
+    return replace(stated, engine=engine, capabilities=frozenset({Capability.EMBED}), embedder=embedder)
+
+
 def read_facts(folder: Path, adapter: Path | None = None, draft: Path | None = None) -> ModelFacts:
     """Read a model folder, its adapter's and its draft model's. Blocking (small reads); never raises for what they
     hold."""
@@ -88,17 +98,27 @@ def read_facts(folder: Path, adapter: Path | None = None, draft: Path | None = N
     config = _read_json(folder / "config.json", damage, required=True)
     tokenizer = _read_json(folder / "tokenizer_config.json", damage)
     weights = _read_weights(folder, adapter, draft, damage)
+    embedder = _read_embedder(folder, config, damage)
     return ModelFacts(
         architecture=_architecture(config),
-        context_length=_context_length(config, tokenizer),
+        context_length=embedder.max_tokens if embedder else _context_length(config, tokenizer),
         vocabulary_size=_whole(config, "vocab_size"),
         quantization_bits=_quantization_bits(config),
         chat=read_chat_facts(folder, tokenizer),
+        embedder=embedder,
         weights_nbytes=weights.nbytes,
         revision=weights.digest,
         sampling=_recommended_sampling(_read_json(folder / "generation_config.json", damage)),
         damage=tuple(damage),
     )
+
+
+def _read_embedder(folder: Path, config: Json, damage: list[str]) -> EmbedderFacts | None:
+    if not is_embedder(folder, config):
+        return None
+    encoder = read_encoder_folder(folder, config)
+    damage += encoder.problems
+    return encoder.facts
 
 
 # --- weights ----------------------------------------------------------------------------------------------------
@@ -145,7 +165,8 @@ def _read_base_weights(folder: Path, damage: list[str]) -> _Weights:
     digest.update(json.dumps(index, sort_keys=True).encode())
     files = weight_files(folder)
     found = len(damage)
-    nbytes = sum(_measure(file, digest.update, damage) for file in files)
+    nbytes = sum(_measure(file, digest.update, damage) for file in dense_files(folder))
+    nbytes += sum(_measure(file, digest.update, damage) for file in files)
     if not files:
         damage.append("no weight files")
         return _Weights(0, "")

@@ -80,6 +80,7 @@ def with_files_of(entry: ModelEntry, other: ModelEntry) -> ModelEntry:
         quantization_bits=other.quantization_bits,
         tool_call_parser=other.tool_call_parser,
         reasoning_parser=other.reasoning_parser,
+        embedder=other.embedder,
     )
 
 

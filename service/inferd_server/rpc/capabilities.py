@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from inferd.v1 import generation_pb2, inference_service_pb2
 from inferd_server.core.errors import capability_missing
-from inferd_server.core.model import ModelEntry
+from inferd_server.core.model import Capability, ModelEntry
 
 from .convert import GenerationMessage
 
@@ -17,10 +17,21 @@ def check_capabilities(message: GenerationMessage | inference_service_pb2.Tokeni
     Raises:
         InferdError: CAPABILITY_MISSING.
     """
+    if entry.embedder is not None:
+        _check_text_alone(message, entry)
     for capability, field in _needs(message):
         if capability not in entry.capabilities:
             text = f"model {entry.name!r} can't serve {field}: capability {capability!r} is missing"
             raise capability_missing(entry.name, capability, text)
+
+
+def _check_text_alone(message: GenerationMessage | inference_service_pb2.TokenizeRequest, entry: ModelEntry) -> None:
+    """A model that makes no text can only count the tokens of one."""
+    is_chat = message.WhichOneof("input") == "chat"
+    capability = Capability.CHAT if is_chat else Capability.GENERATE
+    if is_chat or not isinstance(message, inference_service_pb2.TokenizeRequest):
+        text = f"model {entry.name!r} makes no text: capability '{capability}' is missing"
+        raise capability_missing(entry.name, capability, text)
 
 
 def _needs(message: GenerationMessage | inference_service_pb2.TokenizeRequest) -> Iterator[tuple[str, str]]:

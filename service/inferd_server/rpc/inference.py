@@ -4,16 +4,19 @@ Order of checks (docs/semantics.md §8): phase and credentials (interceptors), s
 capability; then what needs the prompt's tokens, in serving.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from inferd.v1 import inference_service_pb2 as pb
 from inferd.v1 import inference_service_pb2_grpc
-from inferd_server.core.errors import capability_missing, prompt_too_long
+from inferd_server.core.embedding import EmbedRequest
+from inferd_server.core.errors import prompt_too_long
 from inferd_server.core.generation import Delta, Event, Finished, GenerationRequest, Prompt, Started
 from inferd_server.core.model import Clock, ModelEntry
 from inferd_server.core.observer import both
+from inferd_server.serving.embeddings import checked_embedder
 from inferd_server.serving.lifecycle import Phase
 
 from . import convert, validate
@@ -36,6 +39,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
 
     def __init__(self, services: Services, *, clock: Clock = time.monotonic) -> None:
         self._generations = services.generations
+        self._embeddings = services.embeddings
         self._registry = services.registry
         self._lifecycle = services.lifecycle
         self._info = services.info
@@ -75,14 +79,20 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         return response
 
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
-        """No model of this version embeds: what is wrong with the request comes first, then that."""
+        """All vectors in one answer."""
         info = self._info.for_caller(current_caller())
         check_strategy(request.scheduling.contention, info)
         entry = self._resolve(request.model)
-        validate.check_embed(request, info)
-        raise capability_missing(
-            entry.name, "embed", f"model {entry.name!r} can't embed: capability 'embed' is missing"
+        # Checking and converting a full message takes tens of milliseconds.
+        checked = await asyncio.to_thread(_checked_texts, request, entry, info)
+        embedding = await self._embeddings.embed(
+            checked,
+            caller=current_caller(),
+            deadline=self._deadline(context),
+            observer=both(current_call().account, current_call().trace),
         )
+        current_call().request_id = embedding.request_id
+        return convert.from_embedding(embedding)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         """Counts without loading weights."""
@@ -117,6 +127,11 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
             image_limits=convert.from_media_limits(info.media_limits),
         )
 
+    def _deadline(self, context: Context) -> float | None:
+        """The caller's own, on this clock."""
+        remaining: float | None = context.time_remaining()
+        return None if remaining is None else self._clock() + remaining
+
     async def _accept(self, message: convert.GenerationMessage) -> GenerationRequest:
         info = self._info.for_caller(current_caller())
         check_strategy(message.scheduling.contention, info)
@@ -128,8 +143,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
 
     async def _events(self, generation: GenerationRequest, context: Context) -> AsyncGenerator[Event, None]:
         call = current_call()
-        remaining: float | None = context.time_remaining()
-        deadline = None if remaining is None else self._clock() + remaining
+        deadline = self._deadline(context)
         call.trace.asked(generation)
         stream = self._generations.stream(
             generation, caller=current_caller(), deadline=deadline, observer=both(call.account, call.trace)
@@ -145,6 +159,13 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
                 yield event
                 if isinstance(event, Delta):  # it has been written
                     call.facts["completion_tokens"] = event.completion_tokens
+
+
+def _checked_texts(message: pb.EmbedRequest, entry: ModelEntry, info: ServerInfo) -> EmbedRequest:
+    validate.check_embed(message, entry, info)
+    request = convert.to_embed_request(message, info.policy)
+    checked_embedder(request, entry)
+    return request
 
 
 def _checked(message: convert.GenerationMessage, entry: ModelEntry, info: ServerInfo) -> GenerationRequest:

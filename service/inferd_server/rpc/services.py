@@ -7,6 +7,7 @@ from inferd_server.core.media import MediaLimits
 from inferd_server.core.model import ContentionPolicy, Strategy
 from inferd_server.registry.registry import Registry
 from inferd_server.serving.callers import Caller, Callers
+from inferd_server.serving.embeddings import Embeddings
 from inferd_server.serving.generations import Generations
 from inferd_server.serving.lifecycle import Lifecycle
 
@@ -55,6 +56,7 @@ class Services:
     """The rooms below the wire. `reflection` turns server reflection on."""
 
     generations: Generations
+    embeddings: Embeddings
     registry: Registry
     lifecycle: Lifecycle
     info: ServerInfo

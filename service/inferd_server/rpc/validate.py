@@ -4,7 +4,8 @@ The limits bound what one request may cost before an engine sees it. Existence o
 """
 
 from inferd.v1 import inference_service_pb2, model_service_pb2
-from inferd_server.core.model import ModelEntry
+from inferd_server.core.model import EmbedderFacts, ModelEntry
+from inferd_server.serving.embeddings import embedder_violations
 
 from .contention import check_policy
 from .convert import GenerationMessage
@@ -27,7 +28,10 @@ from .weight import InputMessage, json_characters
 MAX_SESSION_ID_CHARACTERS = 256
 MAX_COALESCE_MS = 10_000
 MAX_JSON_CHARACTERS_IN_ALL = 2**20
-MAX_TEXTS = 2048
+MAX_TEXTS = 4096
+MAX_TEXT_CHARACTERS = 2**20
+VECTOR_OVERHEAD_NBYTES = 8
+EMBED_OVERHEAD_NBYTES = 65_536
 MAX_STATES = 64
 MAX_WATCHED_NAMES = 1024
 
@@ -95,16 +99,31 @@ def check_tokenize(message: inference_service_pb2.TokenizeRequest, info: ServerI
     return template_variables
 
 
-def check_embed(message: inference_service_pb2.EmbedRequest, info: ServerInfo) -> None:
+def check_embed(message: inference_service_pb2.EmbedRequest, entry: ModelEntry, info: ServerInfo) -> None:
     """Embed."""
     violations = Violations()
     check_request_id(message.request_id, violations)
     claim = 1 <= len(message.texts) <= MAX_TEXTS
     violations.require(claim, "texts", f"between 1 and {MAX_TEXTS} texts are allowed")
     for i, text in enumerate(message.texts[:MAX_TEXTS]):
-        violations.require(bool(text), f"texts[{i}]", "must not be empty")
+        violations.check_length(text, f"texts[{i}]", MAX_TEXT_CHARACTERS, least=1)
+    known = message.truncation in inference_service_pb2.TextTruncation.values()
+    violations.require(known, "truncation", f"{message.truncation} is no known truncation")
     check_scheduling(message.scheduling, info, violations)
+    if entry.embedder is not None:
+        violations.found += embedder_violations(entry.embedder, message.dimensions, message.prompt_name)
+        _check_answer_size(message, entry.embedder, info, violations)
     violations.raise_if_any()
+
+
+def _check_answer_size(
+    message: inference_service_pb2.EmbedRequest, embedder: EmbedderFacts, info: ServerInfo, violations: Violations
+) -> None:
+    """The whole answer is one message."""
+    vector_nbytes = 4 * (message.dimensions or embedder.width) + VECTOR_OVERHEAD_NBYTES
+    most = (info.max_message_bytes - EMBED_OVERHEAD_NBYTES) // vector_nbytes
+    text = f"{len(message.texts)} vectors of {vector_nbytes} bytes are more than a message of {info.max_message_bytes}"
+    violations.require(len(message.texts) <= most, "texts", f"{text} bytes holds; at most {max(most, 0)} texts fit")
 
 
 def check_cancel(message: inference_service_pb2.CancelGenerationRequest) -> None:

@@ -59,6 +59,10 @@ class GenerationOptions:
     resume_preempted: bool = True
     resume_margin_seconds: float = 1.0
 
+    def may_resume(self, deadline: float | None, now: float) -> bool:
+        """Whether a request that was interrupted now goes on later; `deadline` is its caller's own."""
+        return self.resume_preempted and (deadline is None or deadline - now > self.resume_margin_seconds)
+
 
 class Generation:
     """One request from its prompt to its end. `events` runs once."""
@@ -129,7 +133,7 @@ class Generation:
         except InferdError as error:
             raise self._with_counts(error) from None
         except asyncio.CancelledError:
-            if self._error is not None and not _is_cancelled():
+            if self._error is not None and not is_cancelled():
                 raise self._with_counts(self._error) from None
             raise
         finally:
@@ -182,7 +186,7 @@ class Generation:
     async def _fit_to(self, entry: ModelEntry) -> None:
         """The instance may have been loaded from other files than the prompt was prepared for (a reload, a new
         configuration): prepare it anew. Output of other weights can't be continued."""
-        if _files(entry) == _files(self.entry):
+        if same_files(entry, self.entry):
             return
         if self._output.emitted_ids:
             raise preempted(self.entry.name, self.entry.name)
@@ -304,10 +308,7 @@ class Generation:
         return first
 
     def _note_interruption(self, signal: Interrupted) -> None:
-        may_resume = self._options.resume_preempted and (
-            self._deadline is None or self._deadline - self._clock() > self._options.resume_margin_seconds
-        )
-        if not may_resume:
+        if not self._options.may_resume(self._deadline, self._clock()):
             raise preempted(self.entry.name, signal.by_model)
         self._was_handed_back = True
         if self.stage is Stage.RUNNING:
@@ -350,7 +351,8 @@ class Generation:
         return error.with_facts(request_id=self.request.request_id, completion_tokens=len(self._output.emitted_ids))
 
 
-def _is_cancelled() -> bool:
+def is_cancelled() -> bool:
+    """Whether this task is being cancelled; else a CancelledError came from what it awaited."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -360,6 +362,10 @@ def _usage(prepared: PreparedPrompt) -> Usage:
     return Usage(len(prepared.ids), assembly.cached_prompt_tokens, len(assembly.emitted_ids))
 
 
+def same_files(one: ModelEntry, other: ModelEntry) -> bool:
+    """Whether two instances were loaded from the same files."""
+    return _files(one) == _files(other)
+
+
 def _files(entry: ModelEntry) -> tuple[Path, Path | None, str]:
-    """What an instance was loaded from."""
     return entry.engine.path, entry.engine.adapter_path, entry.revision

@@ -18,7 +18,7 @@ from .picture import Build, Picture, families
 from .series import ModelSeries, Series
 
 LAG_INTERVAL_SECONDS = 0.5
-GENERATION_METHODS = frozenset({"/inferd.v1.InferenceService/Generate", "/inferd.v1.InferenceService/StreamGenerate"})
+TIMED_METHODS = frozenset(f"/inferd.v1.InferenceService/{name}" for name in ("Generate", "StreamGenerate", "Embed"))
 """Calls whose duration says something; a watch's says when its client left."""
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a line with the time of birth beside every counter and histogram: a fifth of the answer
@@ -49,7 +49,7 @@ class Metrics:
         """See Observer."""
         name, short = self._known(model), method.removeprefix("/")
         self._requests.labels(short, name, code, reason).inc()
-        if method in GENERATION_METHODS:
+        if method in TIMED_METHODS:
             self._duration.labels(short, name, code).observe(seconds)
 
     def generation(self, model: str) -> "GenerationMetrics":
