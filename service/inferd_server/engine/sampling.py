@@ -1,12 +1,13 @@
 """From logits to tokens, for all rows of a batch at once.
 
-Rows with the same kinds of filters share one call, their parameters as columns; greedy rows cost one argmax in all.
-Filters look at the distribution before temperature, in the order top_p, min_p, top_k, as in mlx_lm. A drawn row uses
-key (seed, position) alone, so neither its neighbours nor an interruption change what it draws.
+Rows with filters share one call, and so do those without, their parameters as columns; greedy rows cost one argmax in
+all. Filters look at the distribution before temperature, in the order top_p, min_p, top_k, as in mlx_lm. A drawn row
+uses key (seed, position) alone, so neither its neighbours nor an interruption change what it draws: the key says how
+far into the kept mass, in the order of token ids, the drawn token lies.
 """
 
+import math
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any
 
 import mlx.core as mx
@@ -14,13 +15,17 @@ import numpy as np
 
 from inferd_server.core.generation import Sampling
 
+from .filtering import Draw, draw_place, mass
+
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 MINUS_INFINITY = -float("inf")
 MIN_TEMPERATURE = 1e-5
 """Below this, float32 could not divide by it; the best token has all the mass long before."""
+MAX_TOP_K = 1 << 30
+"""No vocabulary is larger."""
 
-_categorical = mx.vmap(lambda logits, key: mx.random.categorical(logits, key=key))
+_uniform = mx.vmap(lambda key: mx.random.uniform(shape=(1,), key=key))
 
 
 def is_greedy(sampling: Sampling) -> bool:
@@ -37,8 +42,9 @@ class Sampler:
 
     def __init__(self, rows: Sequence[tuple[Sampling, int]]) -> None:
         drawn = [number for number, (sampling, _) in enumerate(rows) if not is_greedy(sampling)]
-        drawn.sort(key=lambda number: _filters(rows[number][0]))
-        groups = [list(numbers) for _, numbers in groupby(drawn, key=lambda number: _filters(rows[number][0]))]
+        drawn.sort(key=lambda number: _is_filtered(rows[number][0]))
+        first_filtered = sum(not _is_filtered(rows[number][0]) for number in drawn)
+        groups = [numbers for numbers in (drawn[:first_filtered], drawn[first_filtered:]) if numbers]
         self._groups = [_Group(numbers, [rows[number] for number in numbers]) for numbers in groups]
         self._is_one_group = len(groups) == 1 and len(drawn) == len(rows)
         self._pick = _pick(len(rows), drawn)
@@ -53,8 +59,8 @@ class Sampler:
         return mx.concatenate([mx.argmax(logits, axis=-1), *drawn])[self._pick]
 
 
-def _filters(sampling: Sampling) -> tuple[bool, bool, bool]:
-    return sampling.top_p < 1, sampling.min_p > 0, sampling.top_k > 0
+def _is_filtered(sampling: Sampling) -> bool:
+    return sampling.top_p < 1 or sampling.min_p > 0 or sampling.top_k > 0
 
 
 def _pick(count: int, replaced: Sequence[int]) -> Any:
@@ -66,51 +72,33 @@ def _pick(count: int, replaced: Sequence[int]) -> Any:
 
 
 class _Group:
-    """Drawn rows with the same kinds of filters."""
+    """Drawn rows, all of them filtered or none."""
 
     def __init__(self, numbers: list[int], rows: Sequence[tuple[Sampling, int]]) -> None:
         samplings = [sampling for sampling, _ in rows]
         self.numbers = mx.array(numbers)
-        self._has_top_p, self._has_min_p, self._has_top_k = _filters(samplings[0])
+        self._is_filtered = _is_filtered(samplings[0])
+        self._has_top_p = any(s.top_p < 1 for s in samplings)
         self._temperature = _column([max(s.temperature, MIN_TEMPERATURE) for s in samplings])
         self._top_p = _column([s.top_p for s in samplings])
-        self._min_p = _column([max(s.min_p, 1e-30) for s in samplings])
-        self._top_k = [s.top_k for s in samplings]
+        self._least = _column([math.log(s.min_p) if s.min_p > 0 else MINUS_INFINITY for s in samplings])
+        self._top_k = mx.array([[min(s.top_k, MAX_TOP_K)] for s in samplings], dtype=mx.int32)
         self._counters = np.array([_counter(s.seed, position) for s, position in rows], dtype=np.uint64)
 
     def draw(self, logits: Any) -> Any:
         logits = logits.astype(mx.float32)
         logits = logits - mx.max(logits, axis=-1, keepdims=True)
-        if self._has_top_p:
-            logits = keep_top_p(logits, self._top_p)
-        if self._has_min_p:
-            logits = mx.where(logits < mx.log(self._min_p), MINUS_INFINITY, logits)
-        if self._has_top_k:
-            logits = keep_top_k(logits, self._top_k)
-        return _categorical(logits / self._temperature, self._next_keys())
+        share = 1 - _uniform(self._next_keys())
+        if not self._is_filtered:
+            return draw_place(mass(logits / self._temperature), share)
+        # Without top_p nobody asks for the whole mass, and to sum it up takes longer than all the rest.
+        total = mass(logits).sum(axis=-1, keepdims=True) if self._has_top_p else mx.ones_like(share)
+        return Draw(logits, total, share, self._temperature, self._top_p, self._least, self._top_k).tokens()
 
     def _next_keys(self) -> Any:
         keys = mx.array(self._counters.view(np.uint32).reshape(-1, 2))
         self._counters += np.uint64(_GOLDEN)
         return keys
-
-
-def keep_top_p(logits: Any, top_p: Any) -> Any:
-    """Mask all but the smallest set of tokens whose mass reaches top_p. Logits' maximum is 0; top_p is a column."""
-    ascending = mx.sort(logits, axis=-1)
-    mass = mx.exp(ascending)
-    above = mx.cumsum(mass, axis=-1, reverse=True, inclusive=False)
-    dropped = (above >= top_p * (above[..., :1] + mass[..., :1])).sum(axis=-1, keepdims=True)
-    threshold = mx.take_along_axis(ascending, dropped, axis=-1)
-    return mx.where(logits < threshold, MINUS_INFINITY, logits)
-
-
-def keep_top_k(logits: Any, top_k: Sequence[int]) -> Any:
-    """Mask all but each row's top_k best tokens (and what ties with the last of them)."""
-    most = min(max(top_k), logits.shape[-1])
-    best = mx.sort(mx.topk(logits, most, axis=-1), axis=-1)
-    last = mx.array([[most - min(k, most)] for k in top_k])
-    return mx.where(logits < mx.take_along_axis(best, last, axis=-1), MINUS_INFINITY, logits)
 
 
 def _column(values: list[float]) -> Any:
