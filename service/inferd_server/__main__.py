@@ -12,8 +12,9 @@ import functools
 import inspect
 import logging
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -87,21 +88,14 @@ def serve(
     """Serve models over gRPC until SIGTERM. Prints `listening on ADDRESS` when the port is open."""
     if sum((config is not None, model is not None, demo_model)) != 1:
         _fail("serve needs exactly one of --config FILE, --model FOLDER and --demo", code=2)
-    if config is not None:
-        loaded = _load(config, {}, flags, insecure=insecure)
-    elif model is not None:
-        if problem := single_model_problem(model):
-            _fail(f"--model {model}: {problem}")
-        loaded = _load(None, single_model_document(model), flags, insecure=insecure)
-        entry = loaded.entries[0]
-        typer.echo(
-            f"serving {entry.engine.path} as {entry.name}; budget {loaded.manager.memory_budget_gb:.3g} GiB: its size "
-            "and 5 % slack",
-            err=True,
-        )
-    else:
-        loaded = _load(None, _demo_document(demo_dir), flags, insecure=insecure)
-    _run(loaded)
+    with _sigterm_ends_quietly():
+        if config is not None:
+            loaded = _load(config, {}, flags, insecure=insecure)
+        elif model is not None:
+            loaded = _load_single(model, flags, insecure=insecure)
+        else:
+            loaded = _load(None, _demo_document(demo_dir), flags, insecure=insecure)
+        _run(loaded)
 
 
 @commands.command("check")
@@ -158,6 +152,19 @@ def _demo_document(directory: Path | None) -> dict[str, Any]:
     return single_model_document(folder, name=demo.NAME, aliases=list(demo.ALIASES), defaults=dict(demo.SAMPLING))
 
 
+def _load_single(folder: Path, flags: dict[str, str], *, insecure: bool) -> Config:
+    if problem := single_model_problem(folder):
+        _fail(f"--model {folder}: {problem}")
+    config = _load(None, single_model_document(folder), flags, insecure=insecure)
+    entry = config.entries[0]
+    typer.echo(
+        f"serving {entry.engine.path} as {entry.name}; budget {config.manager.memory_budget_gb:.3g} GiB: its size "
+        "and 5 % slack",
+        err=True,
+    )
+    return config
+
+
 def _load(file: Path | None, document: dict[str, Any], flags: dict[str, str], *, insecure: bool) -> Config:
     """The configuration of a file, or of a document where there is none."""
     try:
@@ -167,6 +174,16 @@ def _load(file: Path | None, document: dict[str, Any], flags: dict[str, str], *,
         for problem in error.problems:
             typer.echo(f"error: {origin}{problem}", err=True)
         raise typer.Exit(1) from None
+
+
+@contextlib.contextmanager
+def _sigterm_ends_quietly() -> Iterator[None]:
+    """Until the server itself listens to signals there is nothing to clean up, and to be stopped is no failure."""
+    previous = signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _run(config: Config) -> NoReturn:

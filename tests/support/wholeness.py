@@ -49,6 +49,7 @@ class Witness:
 
     Attributes:
         models: those that are asked for an answer, before and after.
+        metrics: where its metrics are, if its log can't be read.
         before: what the process held once it was warm.
         more_mib: how much its resident memory may grow.
         allowed: pattern of log lines that the fault may cause; no other may tell of trouble.
@@ -57,6 +58,7 @@ class Witness:
 
     server: ServerProcess
     models: Sequence[str]
+    metrics: str = ""
     right: dict[str, list[int]] = field(default_factory=dict)
     before: Vitals = field(default_factory=lambda: Vitals(0, 0, 0))
     more_mib: float = MORE_MIB
@@ -64,9 +66,9 @@ class Witness:
     seen: int = 0
 
     @classmethod
-    async def of(cls, server: ServerProcess, *models: str) -> "Witness":
+    async def of(cls, server: ServerProcess, *models: str, metrics: str = "") -> "Witness":
         """Warm the server and note what it answers and holds."""
-        witness = cls(server, models)
+        witness = cls(server, models, metrics)
         client = Client(server.address)
         try:
             for model in models:
@@ -101,7 +103,7 @@ class Witness:
         loaded = [model.memory for model in listed.models if state_of(model) == "LOADED"]
         assert listed.memory.used_bytes == sum(max(each.estimated_bytes, each.weights_bytes) for each in loaded)
         assert listed.memory.reserved_bytes == 0
-        figures = await scrape(metrics_url(self.server))
+        figures = await scrape(self.metrics or metrics_url(self.server))
         for name in ("inferd_leases", "inferd_requests_running", "inferd_requests_waiting"):
             assert figures(name) == 0, name
         assert figures("inferd_memory_charged_bytes") == listed.memory.used_bytes
