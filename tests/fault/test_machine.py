@@ -8,9 +8,8 @@ import os
 import resource
 import signal
 import socket
-import subprocess
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import grpc
 import psutil
 import pytest
 
-from inferd.v1 import inference_service_pb2
 from support import frames
 from support.contention import Client, policy
 from support.servers import ServerProcess, serving, write_config
@@ -199,23 +197,21 @@ async def test_no_file_descriptors_left_refuses_newcomers_alone_and_is_over_when
 
 async def test_more_requests_than_memory_holds_wait_or_are_told_so(folders: dict[str, Path], tmp_path: Path) -> None:
     config = configured(tmp_path, folders)
-    limit = 3 * 2**20
+    limit = 12 * 2**20
     with serving(config, program=MEMORY, PYTHONPATH=_path(), INFERD_TEST_WORK_LIMIT=str(limit)) as server:
         witness = await Witness.of(server, "one", "two")
         client = Client(server.address)
 
         async def ask(number: int) -> str:
-            prompt = "x" * (100 * (1 + number % 8) if number % 10 else 30_000)
+            prompt = "x" * (50 * (1 + number % 8) if number % 10 else 30_000)
             try:
                 await client.answer(("one", "two")[number % 2], 50, prompt=prompt, timeout=60)
             except grpc.aio.AioRpcError as error:
-                assert number % 10 == 0, error
-                assert int(facts_of(error)["limit_bytes"]) <= limit
-                return reason_of(error)
+                return f"{reason_of(error)} {facts_of(error).get('limit_bytes')}"
             return "OK"
 
         outcomes = Counter(await asyncio.gather(*(ask(number) for number in range(60))))
-        assert outcomes == {"OK": 54, "OUT_OF_MEMORY": 6}
+        assert outcomes == {"OK": 54, f"OUT_OF_MEMORY {limit}": 6}
         await client.close()
         await witness.check()
 
