@@ -8,6 +8,7 @@ a request's seed chooses faults of its steps:
 | slow-load | the load takes INFERD_TEST_LOAD_SECONDS longer, telling progress, and heeds abandonment |
 | stuck-load | the load hangs (deaf to abandonment) while the file INFERD_TEST_STUCK exists |
 | broken-warmup | the load fails after the weights were read |
+| loud-load | the load fails with 100 KiB of text |
 | broken-close | the end raises once the real end is done |
 
 | seed | what happens |
@@ -123,6 +124,8 @@ def open_faulty_engine(settings: EngineSettings, loading: Loading) -> Engine:
             if loading.abandoned:
                 raise LoadAbandoned
         loading = AlmostDone(loading)
+    if settings.name.startswith("loud-load"):
+        raise RuntimeError("scripted: " + "ü\n" * 2**15)
     if settings.name.startswith("stuck-load"):
         while _stuck():
             time.sleep(0.02)

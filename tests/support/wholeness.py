@@ -68,7 +68,7 @@ class Witness:
     @classmethod
     async def of(cls, server: ServerProcess, *models: str, metrics: str = "") -> "Witness":
         """Warm the server and note what it answers and holds."""
-        witness = cls(server, models, metrics)
+        witness = cls(server, models, metrics, seen=len(server.log))
         client = Client(server.address)
         try:
             for model in models:
