@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from inferd_server.core.errors import InferdError, server_draining
 from inferd_server.core.model import CheckedFiles, EngineKind, EngineSettings, Loading, ModelEntry, Resident
 from inferd_server.core.observer import UNOBSERVED, Observer
 from inferd_server.engine import device
+from inferd_server.engine.awake import kept_awake
 from inferd_server.engine.checks import check_model_folder
 from inferd_server.engine.engine import Engine, EngineOf
 from inferd_server.registry.registry import Registry
@@ -130,6 +132,8 @@ class App:
         budget_report(config, figures.working_set_nbytes).log(log)
         self._lifecycle = Lifecycle()
         limits = registry_limits(config, memory_figures(config, figures.working_set_nbytes).ceiling_nbytes)
+        if (memory_limits := device.set_limits(limits.ceiling_nbytes)) is not None:
+            log.info("the device's memory limits", extra=asdict(memory_limits))
         self._fixed_work_limit = work_limit
         self._memory = WorkMemory(self._work_limit(config))
         log.info("memory for requests, beside weights", extra={"limit_nbytes": self._memory.limit_nbytes})
@@ -186,7 +190,9 @@ class App:
         from inferd_server.telemetry.monitoring import Build, Monitoring  # noqa: PLC0415
 
         build = Build(version("inferd"), figures.mlx_version, figures.device)
-        return Monitoring(listen, self._registry, build, lambda: self._lifecycle.phase is Phase.READY)
+        return Monitoring(
+            listen, self._registry, build, lambda: self._lifecycle.phase is Phase.READY, device.process_nbytes
+        )
 
     def _make_tracing(self) -> "Tracing | None":
         tracing = self._config.tracing
@@ -210,8 +216,9 @@ class App:
 
     async def run(self, announce: Callable[[str], None]) -> int:
         """Serve until a signal; returns the exit code."""
-        async with self._monitoring or contextlib.nullcontext(), self._tracing or contextlib.nullcontext():
-            return await self._serve(announce)
+        with kept_awake() if self._config.server.prevent_sleep else contextlib.nullcontext():
+            async with self._monitoring or contextlib.nullcontext(), self._tracing or contextlib.nullcontext():
+                return await self._serve(announce)
 
     async def _serve(self, announce: Callable[[str], None]) -> int:
         with self._signals(), LoopWatch():

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from inferd_server import __main__ as server_commands
 from inferd_server import demo
 from inferd_server.__main__ import commands
-from inferd_server.config import Config
+from inferd_server.config import Config, rules
 from inferd_server.config.settings import SETTINGS
 from inferd_server.config.single import model_name
 from inferd_server.telemetry import logs
@@ -86,7 +86,10 @@ def test_serve_gives_the_configuration_to_the_app_and_returns_its_exit_code(
     assert config.entries[0].name == "tiny"
 
 
-def test_every_setting_is_a_flag_of_serve(run: Run, served: list[Config], file: Path, tmp_path: Path) -> None:
+def test_every_setting_is_a_flag_of_serve(
+    run: Run, served: list[Config], file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "IS_MACOS", True)
     pair = Authority().server_files(tmp_path)
     keys = tmp_path / "keys.yaml"
     keys.write_text("keys: []")
@@ -108,6 +111,7 @@ def test_every_setting_is_a_flag_of_serve(run: Run, served: list[Config], file: 
         "tracing.insecure": "true",
         "tracing.record_prompts": "true",
         "server.socket_mode": "0660",
+        "server.prevent_sleep": "true",
         "server.probe_listen": "127.0.0.1:7",
         "tls.certificate": pair.certificate,
         "tls.key": pair.key,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inferd_server.config import Config, ConfigError, entries, load_config, registry_limits, reload_config
+from inferd_server.config import Config, ConfigError, entries, load_config, registry_limits, reload_config, rules
 from inferd_server.config.loading import load
 from inferd_server.core.model import ContentionPolicy, Strategy
 from inferd_server.text.families import REASONING, TOOL_CALLS
@@ -510,3 +510,13 @@ def test_traces_are_off_unless_told_where(write: Callable[..., Path], problems_o
 def test_two_hundred_models_are_read_quickly(valid: Valid, tiny_model: Path) -> None:
     config = valid(models=[{"name": f"m{i}", "path": str(tiny_model)} for i in range(200)])
     assert len(config.entries) == 200
+
+
+def test_to_prevent_sleep_has_an_effect_on_macos_alone(problems_of: Problems, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "IS_MACOS", False)
+    [(path, message)] = problems_of(server={"prevent_sleep": True}).items()
+    assert path == "server.prevent_sleep"
+    assert "macOS alone" in message
+    assert problems_of(server={"prevent_sleep": False}) == {}
+    monkeypatch.setattr(rules, "IS_MACOS", True)
+    assert problems_of(server={"prevent_sleep": True}) == {}

@@ -233,6 +233,7 @@ class _Reading:
             self.warnings.append(f"keys and prompts travel in clear: {server.listen} can be reached without TLS")
         self._check_endpoint(tracing)
         self.problems += rules.policy_problems(manager)
+        self.problems += rules.system_problems(server)
         described = [
             (i, entry_of(model, server, manager, folders, facts), facts)
             for i, model, folders, facts in self._sized(models)

@@ -1,5 +1,6 @@
 """Rules that concern more than one key."""
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from inferd_server.registry.catalog import ModelFacts
 
 from .entry import GIBIBYTE, folder_problem, local_folder, named_path
 from .problems import Location, Problem, dotted, hints, nested_section
-from .schema import Later, ManagerSection, ModelSection, Section
+from .schema import Later, ManagerSection, ModelSection, Section, ServerSection
 
+IS_MACOS = sys.platform == "darwin"
 SOURCE_KEYS = ("path", "source", "model")
 
 
@@ -26,6 +28,12 @@ def later_problems(section: Section, prefix: Location) -> Iterator[Problem]:
             if isinstance(mark, Later) and value != default and value not in mark.harmless:
                 shown = "null" if default is None else str(default).lower()
                 yield Problem(dotted((*prefix, key)), f"is not built yet: {mark.reason}. Leave it at {shown}")
+
+
+def system_problems(server: ServerSection) -> Iterator[Problem]:
+    """Keys without any effect on this system."""
+    if server.prevent_sleep and not IS_MACOS:
+        yield Problem("server.prevent_sleep", "has no effect on this system: inferd prevents sleep on macOS alone")
 
 
 def policy_problems(manager: ManagerSection) -> Iterator[Problem]:

@@ -118,6 +118,7 @@ class ServerSection(Section):
     probe_listen: Text | None = _key(
         None, "HOST:PORT that answers health checks alone, in plaintext and to anyone; null: none"
     )
+    prevent_sleep: bool = _key(False, "keep the system from falling asleep while it serves; macOS alone")
     drain_delay_s: Seconds = _key(3.0, "after SIGTERM: go on serving so long, until load balancers have noticed")
     drain_timeout_s: Seconds = _key(30.0, "then: let running requests finish for so long")
     max_message_mib: MessageMebibytes = _key(64, "largest message, both ways")

@@ -17,7 +17,7 @@ from inferd_server.core.model import Clock, EngineSettings, LoadAbandoned, Loadi
 
 from . import caches as cache
 from .batch import DecodeBatch
-from .device import bound_buffer_cache, release_unused
+from .device import release_unused
 from .engine import Engine, StepResult
 from .loading import MODEL_ERRORS, LoadedModel, Read, explain, load_checked, read_language_model
 from .memory import Footprint, footprint
@@ -60,7 +60,6 @@ def open_engine(
         InferdError: why the load failed; nothing of it is left in memory.
         LoadAbandoned: likewise.
     """
-    bound_buffer_cache()
     loaded = load_checked(settings, loading, read)
     failure: Exception
     try:

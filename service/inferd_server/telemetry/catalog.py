@@ -131,6 +131,11 @@ USED = Metric("inferd_memory_charged_bytes", Kind.GAUGE, "bytes of the budget th
 RESERVED = Metric("inferd_memory_reserved_bytes", Kind.GAUGE, "bytes of the budget that loads under way have reserved")
 CEILING = Metric("inferd_memory_ceiling_bytes", Kind.GAUGE, "the device's allocation ceiling; 0: none")
 ACTIVE = Metric("inferd_memory_active_bytes", Kind.GAUGE, "bytes that MLX has allocated and uses")
+PROCESS = Metric(
+    "inferd_memory_process_bytes",
+    Kind.GAUGE,
+    "memory of the process as the system counts it: the physical footprint on macOS, resident pages on Linux",
+)
 LEASES = Metric("inferd_leases", Kind.GAUGE, "requests that hold their model in memory")
 LOAD_FAILURES = Metric("inferd_model_load_failures_total", Kind.COUNTER, "checks and loads that failed")
 ABANDONED_LOADS = Metric("inferd_model_loads_abandoned_total", Kind.COUNTER, "loads given up before their end")
@@ -178,6 +183,7 @@ READ: tuple[Metric, ...] = (
     RESERVED,
     CEILING,
     ACTIVE,
+    PROCESS,
     LEASES,
     LOAD_FAILURES,
     ABANDONED_LOADS,

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
@@ -27,7 +28,14 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # a line with the ti
 class Metrics:
     """An Observer of one server. Its series are its own; labels take configured models' names alone."""
 
-    def __init__(self, registry: Registry, build: Build, is_ready: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        build: Build,
+        is_ready: Callable[[], bool],
+        process_nbytes: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._process_nbytes = process_nbytes
         self._registry = registry
         self._build = build
         self._is_ready = is_ready
@@ -79,7 +87,8 @@ class Metrics:
         another thread.
         """
         encode, content_type = choose_encoder(accept)
-        scrape = _Scrape(self._picture(), self._events)
+        picture = replace(self._picture(), process_nbytes=await asyncio.to_thread(self._process_nbytes))
+        scrape = _Scrape(picture, self._events)
         return await asyncio.to_thread(encode, scrape), content_type
 
     def _picture(self) -> Picture:

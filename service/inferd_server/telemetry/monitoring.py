@@ -20,8 +20,15 @@ log = logging.getLogger("inferd.telemetry")
 class Monitoring:
     """Serves metrics at `listen` (HOST:PORT) while its block runs."""
 
-    def __init__(self, listen: str, registry: Registry, build: Build, is_ready: Callable[[], bool]) -> None:
-        self.metrics = Metrics(registry, build, is_ready)
+    def __init__(
+        self,
+        listen: str,
+        registry: Registry,
+        build: Build,
+        is_ready: Callable[[], bool],
+        process_nbytes: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.metrics = Metrics(registry, build, is_ready, process_nbytes)
         self._listen = listen
         self._exposition = Exposition(self.metrics.render)
         self._watch: asyncio.Task[None] | None = None

@@ -30,6 +30,7 @@ class Picture:
     is_ready: bool
     registry: RegistrySnapshot
     statistics: RegistryStatistics
+    process_nbytes: int = 0
     lost_log_lines: int = 0
 
 
@@ -45,6 +46,7 @@ def families(picture: Picture) -> Iterator[Family]:
         (catalog.RESERVED, memory.reserved_nbytes),
         (catalog.CEILING, memory.ceiling_nbytes),
         (catalog.ACTIVE, memory.active_nbytes),
+        (catalog.PROCESS, picture.process_nbytes),
         (catalog.LEASES, picture.statistics.leases),
         (catalog.LOAD_FAILURES, counters.load_failures),
         (catalog.ABANDONED_LOADS, counters.abandoned_loads),
