@@ -14,7 +14,7 @@ from inferd_server.core.embedding import Encoded, EncodeRequest
 from inferd_server.core.errors import FieldViolation, invalid_parameter
 from inferd_server.core.model import EngineSettings, LoadAbandoned, Loading
 
-from .device import bound_buffer_cache, release_unused
+from .device import release_unused
 from .encoder_loading import LoadedEncoder, load_encoder
 from .encoder_upstream import pool_by_config
 from .engine import EngineOf, StepResultOf
@@ -40,7 +40,6 @@ def open_embedding_engine(settings: EngineSettings, loading: Loading) -> EngineO
         InferdError: why the load failed; nothing of it is left in memory.
         LoadAbandoned: likewise.
     """
-    bound_buffer_cache()
     loaded = load_encoder(settings, loading)
     failure: Exception
     try:
