@@ -2,6 +2,7 @@
 
 import json
 from importlib.metadata import EntryPoint, version
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -11,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from fakes import wire_server
 from fakes.wire_server import Refusal, WireServer, answer, delta, started
-from inferd.v1 import inference_service_pb2, model_service_pb2
+from inferd.v1 import generation_pb2, inference_service_pb2, model_service_pb2
 from inferd_client import cli
 
 Code = grpc.StatusCode
@@ -269,3 +270,26 @@ def test_without_the_server_its_commands_name_what_to_install(monkeypatch: pytes
     assert "inferd[server]" in done.stderr
     assert inferd("127.0.0.1:1", "--help").exit_code == 0
     assert inferd("127.0.0.1:1").exit_code == 0
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_files_of_images_come_before_the_question(command: str, server: WireServer, tmp_path: Path) -> None:
+    for name, data in (("a", b"\x89PNG"), ("b", b"\xff\xd8\xff")):
+        (tmp_path / name).write_bytes(data)
+    server.script("StreamGenerate", answer("two"))
+    options = ("--image", str(tmp_path / "a"), "--image", str(tmp_path / "b"))
+    done = inferd(server, command, "tiny", "How many?", *options)
+    assert (done.exit_code, done.stdout) == (0, "two\n")
+    (message,) = server.calls[0].request.chat.messages
+    assert message.role == generation_pb2.ROLE_USER
+    assert [part.image.data or part.text for part in message.parts] == [b"\x89PNG", b"\xff\xd8\xff", "How many?"]
+
+
+def test_a_file_that_is_not_there_is_told_before_anything_is_sent(server: WireServer, tmp_path: Path) -> None:
+    done = inferd(server, "chat", "tiny", "x", "--image", str(tmp_path / "none"))
+    assert done.exit_code == 2
+    assert (
+        done.stderr
+        == f"error: Invalid value: --image {tmp_path / 'none'}: No such file or directory (`inferd --help` shows how)\n"
+    )
+    assert not server.calls

@@ -205,3 +205,23 @@ def test_models_are_a_table_on_a_terminal(server: WireServer, open_terminal: Cal
     terminal.wait_for("1.00 GiB of 4.00 GiB used")
     assert "[red]odd" in terminal.shown
     assert terminal.end() == 0
+
+
+def test_a_conversation_shows_its_images_with_the_first_answer(
+    server: WireServer, open_terminal: Callable[..., Terminal], tmp_path: Path
+) -> None:
+    (tmp_path / "cat").write_bytes(b"GIF89a")
+    server.script("StreamGenerate", [Refusal(grpc.StatusCode.INVALID_ARGUMENT)], answer("A cat."), answer("Grey."))
+    terminal = open_terminal("chat", "tiny", "--image", str(tmp_path / "cat"))
+    for question, shown in (("What?\n", "error: "), ("What?\n", "A cat.\r\n"), ("Which colour?\n", "Grey.\r\n")):
+        terminal.wait_for("> ")
+        terminal.type(question)
+        terminal.wait_for(shown)
+    terminal.wait_for("> ")
+    terminal.type("\x04")
+    assert terminal.end() == 0
+    turns = [
+        [[part.WhichOneof("content") for part in message.parts] for message in call.request.chat.messages]
+        for call in server.calls
+    ]
+    assert turns == [[["image", "text"]], [["image", "text"]], [["image", "text"], ["text"], ["text"]]]

@@ -32,6 +32,7 @@ from inferd_client.errors import (
     Unimplemented,
     WaitTimeout,
 )
+from inferd_client.media import Image
 from inferd_client.results import (
     Changed,
     Delta,
@@ -39,6 +40,7 @@ from inferd_client.results import (
     Event,
     Finished,
     Generation,
+    ImageLimits,
     LoadResult,
     MemoryBudget,
     Model,
@@ -78,6 +80,8 @@ __all__ = [
     "Finished",
     "Generation",
     "GenerationStream",
+    "Image",
+    "ImageLimits",
     "InferdError",
     "InvalidParameter",
     "LoadResult",

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, get_args
 
 import grpc
@@ -12,8 +13,9 @@ from inferd_client.channel import LOOK_UP_SECONDS
 from inferd_client.conversation import converse, write_answer
 from inferd_client.endpoint import Endpoint, with_endpoint
 from inferd_client.errors import DeadlineExceeded, InferdError, Unavailable
+from inferd_client.media import Image
+from inferd_client.options import Message, StreamOptions
 from inferd_client.options import Strategy as StrategyWord
-from inferd_client.options import StreamOptions
 from inferd_client.options import UnloadMode as UnloadModeWord
 from inferd_client.outcome import ClientCommand
 from inferd_client.results import Changed, LoadResult, Snapshot
@@ -35,6 +37,10 @@ Strategy = Annotated[
     str | None, typer.Option(metavar="|".join(get_args(StrategyWord)), help="If the model does not fit now.")
 ]
 RequestId = Annotated[str | None, typer.Option(metavar="ID", help="Names the request for `inferd cancel`.")]
+Images = Annotated[
+    list[Path] | None,
+    typer.Option("--image", metavar="FILE", help="A PNG, JPEG, WebP or GIF to show; may be repeated."),
+]
 System = Annotated[str | None, typer.Option(metavar="TEXT", help="Instructions for the model.")]
 
 
@@ -56,13 +62,18 @@ def generate(
     priority: Priority = None,
     strategy: Strategy = None,
     request_id: RequestId = None,
+    image: Images = None,
     as_json: Json = False,
     timeout: Timeout = None,
 ) -> None:
-    """Continue a prompt as it is, without a chat template; the text comes as it is made."""
+    """Continue a prompt as it is, without a chat template; with images it is a question of a chat, which needs one."""
     options = _options(max_tokens, temperature, top_p, seed, stop, priority, strategy, request_id)
+    images, text = _read(image), _or_stdin(prompt, "PROMPT")
     with endpoint.connect() as client:
-        write_answer(client, model, as_json, timeout, prompt=_or_stdin(prompt, "PROMPT"), **options)
+        if images:
+            write_answer(client, model, as_json, timeout, messages=[("user", [*images, text])], **options)
+        else:
+            write_answer(client, model, as_json, timeout, prompt=text, **options)
 
 
 def chat(
@@ -80,17 +91,19 @@ def chat(
     priority: Priority = None,
     strategy: Strategy = None,
     request_id: RequestId = None,
+    image: Images = None,
     as_json: Json = False,
     timeout: Timeout = None,
 ) -> None:
-    """Ask a question, or hold a conversation (Ctrl-D ends it); the answer comes as it is made."""
+    """Ask a question, or hold a conversation (Ctrl-D ends it), whose first question comes with the images."""
     options = _options(max_tokens, temperature, top_p, seed, stop, priority, strategy, request_id)
-    messages = [] if system is None else [("system", system)]
+    messages: list[Message] = [] if system is None else [("system", system)]
+    images = _read(image)
     with endpoint.connect() as client:
         if question is None and sys.stdin.isatty():
-            converse(client, model, messages, endpoint.address, timeout, options)
+            converse(client, model, messages, images, endpoint.address, timeout, options)
             return
-        messages.append(("user", _or_stdin(question, "QUESTION")))
+        messages.append(("user", [*images, _or_stdin(question, "QUESTION")]))
         write_answer(client, model, as_json, timeout, messages=messages, **options)
 
 
@@ -245,6 +258,13 @@ def _options(
         # They commit the call (no retries), so only where someone looks on.
         "waiting_events": sys.stderr.isatty(),
     }
+
+
+def _read(files: list[Path] | None) -> list[Image]:
+    try:
+        return [Image.from_file(file) for file in files or ()]
+    except OSError as error:
+        raise typer.BadParameter(f"--image {error.filename}: {error.strerror}") from None
 
 
 def _or_stdin(text: str | None, name: str) -> str:

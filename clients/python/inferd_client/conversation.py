@@ -1,11 +1,13 @@
 """Answers on the terminal: one, or a conversation of them."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Unpack
 
 from inferd_client import terminal
 from inferd_client.errors import InferdError
-from inferd_client.options import StreamOptions
+from inferd_client.media import Image
+from inferd_client.options import Message, StreamOptions
 from inferd_client.results import Delta, Generation, Waiting
 from inferd_client.sync import Client
 
@@ -22,7 +24,7 @@ def write_answer(
     timeout: float | None,
     *,
     prompt: str | None = None,
-    messages: list[tuple[str, str]] | None = None,
+    messages: Sequence[Message] | None = None,
     **options: Unpack[StreamOptions],
 ) -> Generation:
     """Streams one answer to stdout; leaving early (Ctrl-C) cancels it on the server. Raises InferdError."""
@@ -51,12 +53,14 @@ def write_answer(
 def converse(
     client: Client,
     model: str,
-    messages: list[tuple[str, str]],
+    messages: list[Message],
+    images: list[Image],
     address: str,
     timeout: float | None,
     options: StreamOptions,
 ) -> None:
-    """Questions and answers until the end of input; an answer that fails or that Ctrl-C stops ends its turn only."""
+    """Questions and answers until the end of input; an answer that fails or that Ctrl-C stops ends its turn only.
+    `images` go with the first question that is answered."""
     with suppress(ImportError):
         import readline  # noqa: F401, PLC0415  # gives input() its line editing, where the platform has it
     terminal.write_aside("Ctrl-D ends the conversation; Ctrl-C stops an answer")
@@ -68,10 +72,11 @@ def converse(
             return
         if not question.strip():
             continue
-        messages.append(("user", question))
+        messages.append(("user", [*images, question]))
         try:
             result = write_answer(client, model, False, timeout, messages=messages, **options)
             messages.append(("assistant", result.text))
+            images = []
         except KeyboardInterrupt:
             messages.pop()
             terminal.write_aside("stopped; the turn is forgotten")

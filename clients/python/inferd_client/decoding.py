@@ -20,6 +20,7 @@ from inferd_client.results import (
     Event,
     Finished,
     Generation,
+    ImageLimits,
     LoadResult,
     MemoryBudget,
     Model,
@@ -176,6 +177,7 @@ def server_info(response: inference_service_pb2.GetServerInfoResponse) -> Server
         max_message_bytes=response.max_message_bytes,
         max_queue_length=response.max_queue_length,
         draining=response.draining,
+        image_limits=_copied(ImageLimits, response.image_limits) if response.HasField("image_limits") else None,
     )
 
 

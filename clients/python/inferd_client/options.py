@@ -4,13 +4,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from inferd.v1 import generation_pb2
+from inferd_client.media import Image
 
 Strategy = Literal["fail", "wait", "preempt", "wait_then_fail", "wait_then_preempt"]
 UnloadMode = Literal["drain", "if_idle", "force"]
 State = Literal["unloaded", "queued", "loading", "loaded", "draining", "preempting", "unloading", "failed"]
-# (role, text), a mapping with role and content (and tool_calls, tool_call_id, name), or the contract's own message.
+# What a message says: text, an image, or several of both in their order.
+Content = str | Image | Sequence[str | Image | Mapping[str, Any] | generation_pb2.ContentPart]
+# (role, content), a mapping with role and content (and tool_calls, tool_call_id, name), or the contract's own message.
 # tool_calls are those of an answer, or mappings with id, name and arguments.
-Message = tuple[str, str] | Mapping[str, Any] | generation_pb2.ChatMessage
+Message = tuple[str, Content] | Mapping[str, Any] | generation_pb2.ChatMessage
 # A mapping with name, description and parameters (a JSON Schema), or the contract's own message.
 Tool = Mapping[str, Any] | generation_pb2.Tool
 

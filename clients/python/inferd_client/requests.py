@@ -9,6 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from inferd.v1 import generation_pb2, inference_service_pb2, model_service_pb2
 from inferd_client.errors import invalid_parameter
+from inferd_client.media import Image
 from inferd_client.options import (
     ContentionOptions,
     GenerationOptions,
@@ -213,14 +214,14 @@ def _message(message: Message, option: str) -> generation_pb2.ChatMessage:
         return message
     if not isinstance(message, Mapping):
         if not isinstance(message, tuple) or len(message) != 2:
-            raise TypeError(f"{option}: (role, text), a mapping or a ChatMessage, not {message!r}")
+            raise TypeError(f"{option}: (role, content), a mapping or a ChatMessage, not {message!r}")
         message = dict(zip(("role", "content"), message, strict=True))
     _only(message, ("role", "content", "tool_calls", "tool_call_id", "name"), option)
     built = generation_pb2.ChatMessage(
         role=_enum(f"{option}.role", generation_pb2.Role, "ROLE_", message.get("role", ""))
     )
     content = message.get("content")
-    for part in [content] if isinstance(content, str) else content or ():
+    for part in [content] if isinstance(content, str | Image) else content or ():
         built.parts.append(_part(part, f"{option}.content"))
     for i, call in enumerate(message.get("tool_calls", ())):
         built.tool_calls.append(_tool_call(call, f"{option}.tool_calls[{i}]"))
@@ -232,10 +233,12 @@ def _message(message: Message, option: str) -> generation_pb2.ChatMessage:
 def _part(part: object, option: str) -> generation_pb2.ContentPart:
     if isinstance(part, generation_pb2.ContentPart):
         return part
+    if isinstance(part, Image):
+        return generation_pb2.ContentPart(image=generation_pb2.Blob(mime_type=part.mime_type, data=part.data))
     if isinstance(part, Mapping) and part.get("type", "text") == "text":
         part = part.get("text")
     if not isinstance(part, str):
-        raise TypeError(f"{option}: text or a ContentPart of inferd.v1.generation_pb2, not {type(part).__name__}")
+        raise TypeError(f"{option}: text, an Image or the contract's ContentPart, not {type(part).__name__}")
     built = generation_pb2.ContentPart()
     _put(option, built, "text", part)
     return built

@@ -237,8 +237,21 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageLimits:
+    """What the images of one request may amount to: how many, bytes and pixels of each, pixels of all together."""
+
+    max_images: int
+    max_image_bytes: int
+    max_image_pixels: int
+    max_request_pixels: int
+
+
+@dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """Version, limits and defaults of a server; times in seconds, None where the server's default is unset."""
+    """Version, limits and defaults of a server; times in seconds, None where the server's default is unset.
+
+    image_limits: None where the server is older than images.
+    """
 
     server_version: str
     mlx_version: str
@@ -251,6 +264,7 @@ class ServerInfo:
     max_message_bytes: int
     max_queue_length: int
     draining: bool
+    image_limits: ImageLimits | None = None
 
 
 @dataclass(frozen=True, slots=True)
