@@ -36,9 +36,12 @@ def test_what_is_no_address_is_refused(address: str) -> None:
         connection(address, None, None)
 
 
-def test_a_token_never_travels_in_clear_over_a_network() -> None:
+def test_a_key_never_travels_in_clear_over_a_network_unless_told_to() -> None:
     with pytest.raises(InvalidParameter, match="TLS"):
         connection("inferd.example:50051", None, "secret")
+    allowed = connection("inferd.example:50051", None, "secret", plaintext_key=True)
+    assert allowed.metadata == (("authorization", "Bearer secret"),)
+    assert "secret" not in repr(allowed)
     over_tls = connection("inferd.example:50051", grpc.ssl_channel_credentials(), "secret")
     assert over_tls.metadata == ()
     for local in ("127.0.0.1:1", "localhost:1", "[::1]:1", "unix:/x", "ipv4:127.0.0.1:1"):
@@ -59,10 +62,27 @@ def test_messages_may_have_64_mib_and_only_unavailable_is_retried() -> None:
     assert {policy["maxAttempts"] for policy in policies} == {4}
 
 
-async def test_the_token_goes_with_every_call(server: WireServer, connect: Callable[..., Any]) -> None:
+def test_a_key_comes_from_the_environment_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFERD_API_KEY", "of-the-environment")
+    assert connection("localhost:1", None, None).metadata == (("authorization", "Bearer of-the-environment"),)
+    assert connection("localhost:1", None, "given").metadata == (("authorization", "Bearer given"),)
+    with pytest.raises(InvalidParameter, match="TLS"):
+        connection("inferd.example:1", None, None)
+    monkeypatch.setenv("INFERD_API_KEY", "")
+    assert connection("inferd.example:1", None, None).metadata == ()
+
+
+@pytest.mark.parametrize("key", ["", "two words", "line\n", "schlüssel", "x" * 5000])
+def test_what_can_be_no_key_is_refused_without_repeating_it(key: str) -> None:
+    with pytest.raises(InvalidParameter) as refused:
+        connection("localhost:1", None, key)
+    assert not key or key not in str(refused.value)
+
+
+async def test_the_key_goes_with_every_call(server: WireServer, connect: Callable[..., Any]) -> None:
     server.script("Tokenize", inference_service_pb2.TokenizeResponse())
     server.script("StreamGenerate", wire_server.answer("x"))
-    async with connect(server.address, token="secret") as client:
+    async with connect(server.address, api_key="secret") as client:
         await client.call("tokenize", "tiny", "x")
         await client.read("stream", "tiny", "x")
     assert [call.metadata["authorization"] for call in server.calls] == ["Bearer secret"] * 2

@@ -37,6 +37,21 @@ def test_the_address_may_be_an_option(server: WireServer) -> None:
     assert inferd("127.0.0.1:1", "generate", "tiny", "x", "--address", server.address).exit_code == 0
 
 
+def test_the_key_comes_from_a_file_or_from_the_environment(server: WireServer, tmp_path: Path) -> None:
+    server.script("StreamGenerate", answer("x"))
+    (tmp_path / "key").write_text("of-the-file\nand more\n")
+    assert inferd(server, "generate", "tiny", "x", "--api-key-file", str(tmp_path / "key")).exit_code == 0
+    environment = {"INFERD_ADDRESS": server.address, "INFERD_API_KEY": "of-the-environment"}
+    assert CliRunner().invoke(cli.app, ["generate", "tiny", "x"], env=environment).exit_code == 0
+    sent = [call.metadata["authorization"] for call in server.calls]
+    assert sent == ["Bearer of-the-file", "Bearer of-the-environment"]
+    missing = inferd(server, "models", "--api-key-file", str(tmp_path / "nothing"))
+    assert (missing.exit_code, len(missing.stderr.splitlines())) == (2, 1)
+    assert "cannot be read" in missing.stderr
+    remote = CliRunner().invoke(cli.app, ["models"], env={**environment, "INFERD_ADDRESS": "inferd.example:1"})
+    assert (remote.exit_code, "needs TLS" in remote.stderr, "of-the" in remote.stderr) == (2, True, False)
+
+
 def test_the_prompt_may_come_from_a_pipe(server: WireServer) -> None:
     server.script("StreamGenerate", answer("x"))
     assert inferd(server, "generate", "tiny", input="piped\n").exit_code == 0

@@ -41,7 +41,7 @@ async def test_calls_and_streams_go_over_tls(authority: Authority, mine: PairFil
         server.script("Tokenize", inference_service_pb2.TokenizeResponse(count=1))
         server.script("StreamGenerate", answer("x"))
         credentials = tls_credentials(ca=mine.authority)
-        async with connect(server.address, credentials=credentials, token="secret") as client:
+        async with connect(server.address, credentials=credentials, api_key="secret") as client:
             assert (await client.call("tokenize", "tiny", "x")).count == 1
             await client.read("stream", "tiny", "x")
     assert [call.metadata["authorization"] for call in server.calls] == ["Bearer secret"] * 2

@@ -35,16 +35,21 @@ class Figures:
 
 def metrics_url(server: ServerProcess) -> str:
     """Where the server serves its metrics, as its log says."""
-    found = re.search(r"http://\S+", server.wait_for_log("metrics at "))
+    found = re.search(r"http://[^\s\"]+", server.wait_for_log("metrics at "))
     assert found is not None
     return found.group()
 
 
 async def scrape(url: str) -> Figures:
     """The figures now."""
+    return Figures.of(await scrape_text(url))
+
+
+async def scrape_text(url: str) -> str:
+    """What it answers, as it is."""
 
     def read() -> str:
         with urllib.request.urlopen(url, timeout=10) as answer:
             return str(answer.read().decode())
 
-    return Figures.of(await asyncio.to_thread(read))
+    return await asyncio.to_thread(read)

@@ -134,12 +134,14 @@ def write_config(
     server: dict[str, Any] | None = None,
     manager: dict[str, Any] | None = None,
     metrics: dict[str, Any] | None = None,
+    **sections: dict[str, Any],
 ) -> Path:
-    """A configuration file with short times; `models` are entries as in the file."""
+    """A configuration file with short times; `models` are entries as in the file, `sections` further sections."""
     config = {
         "server": {"listen": "127.0.0.1:0", "drain_delay_s": 0, "drain_timeout_s": 5, **(server or {})},
         "manager": {"memory_budget_gb": budget_gb, "min_residency_s": 0, **(manager or {})},
         "metrics": metrics,
+        **sections,
         "models": [
             {key: str(value) if isinstance(value, Path) else value for key, value in model.items()} for model in models
         ],

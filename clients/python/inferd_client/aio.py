@@ -134,16 +134,19 @@ class AsyncClient:
         address: str = DEFAULT_ADDRESS,
         *,
         credentials: grpc.ChannelCredentials | None = None,
-        token: str | None = None,
+        api_key: str | None = None,
+        plaintext_key: bool = False,
     ) -> None:
         """Connects at the first call.
 
         Args:
             address: `host:port`, `unix:/path`, or any gRPC target.
             credentials: TLS, as `tls_credentials` makes them; None for plaintext.
-            token: bearer token; without TLS only to an address on this machine.
+            api_key: None: that of the variable INFERD_API_KEY, if there is one. Without TLS it is sent only to an
+                address on this machine.
+            plaintext_key: send it in clear over a network all the same.
         """
-        self._connection = connection(address, credentials, token)
+        self._connection = connection(address, credentials, api_key, plaintext_key=plaintext_key)
         self._opened: _Stubs | None = None
 
     async def __aenter__(self) -> Self:

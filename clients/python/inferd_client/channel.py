@@ -1,7 +1,8 @@
 """How a client connects: address, channel options, retries and credentials, the same for both clients."""
 
 import json
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -12,6 +13,8 @@ DEFAULT_ADDRESS = "127.0.0.1:50051"
 MAX_MESSAGE_NBYTES = 64 << 20
 # The deadline of calls that merely look something up; the calls that may wait for a model have none by themselves.
 LOOK_UP_SECONDS = 10.0
+API_KEY_VARIABLE = "INFERD_API_KEY"
+MAX_KEY_CHARACTERS = 4096
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 
 _SCHEMES = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:")
@@ -53,14 +56,14 @@ class Connection:
     Attributes:
         target: the gRPC target.
         options: channel options.
-        credentials: TLS, with the bearer token if there is one; None for plaintext.
-        metadata: sent with every call: the bearer token where there is no TLS to carry it.
+        credentials: TLS, with the API key if there is one; None for plaintext.
+        metadata: sent with every call: the API key where there is no TLS to carry it.
     """
 
     target: str
     options: tuple[tuple[str, str | int], ...]
     credentials: grpc.ChannelCredentials | None
-    metadata: tuple[tuple[str, str], ...]
+    metadata: tuple[tuple[str, str], ...] = field(repr=False)
 
     def open_channel(self) -> grpc.Channel:
         """A channel for blocking calls; connects at its first call."""
@@ -75,24 +78,42 @@ class Connection:
         return grpc.aio.secure_channel(self.target, self.credentials, self.options)
 
 
-def connection(address: str, credentials: grpc.ChannelCredentials | None, token: str | None) -> Connection:
+def connection(
+    address: str, credentials: grpc.ChannelCredentials | None, api_key: str | None, *, plaintext_key: bool = False
+) -> Connection:
     """The connection to `host:port`, `unix:/path` or any gRPC target.
 
+    Args:
+        address: where to.
+        credentials: TLS; None for plaintext.
+        api_key: None: that of the environment, if there is one.
+        plaintext_key: let a key travel in clear over a network.
+
     Raises:
-        InvalidParameter: the address is none, or the token would travel in clear over a network.
+        InvalidParameter: the address is none, the key can't be one, or it would travel in clear over a network.
     """
     target = _target(address)
     local = _is_local(target)
-    if token is not None and credentials is None and not local:
-        raise invalid_parameter("token", f"needs TLS credentials: {address} is not on this machine")
-    if token is not None and credentials is not None:
-        credentials = grpc.composite_channel_credentials(credentials, grpc.access_token_call_credentials(token))
-    in_clear = token is not None and credentials is None
-    metadata = (("authorization", f"Bearer {token}"),) if in_clear else ()
+    key = api_key if api_key is not None else os.environ.get(API_KEY_VARIABLE) or None
+    metadata: tuple[tuple[str, str], ...] = ()
+    if key is not None:
+        _check_key(key)
+        if credentials is not None:
+            credentials = grpc.composite_channel_credentials(credentials, grpc.access_token_call_credentials(key))
+        elif local or plaintext_key:
+            metadata = (("authorization", f"Bearer {key}"),)
+        else:
+            raise invalid_parameter("api_key", f"needs TLS credentials: {address} is not on this machine")
     options = _options(local)
     if target.startswith(_UNIX_SCHEMES) and credentials is not None:
         options += (("grpc.default_authority", "localhost"),)  # a path is no name that a certificate could have
     return Connection(target, options, credentials, metadata)
+
+
+def _check_key(key: str) -> None:
+    """gRPC's own error about a bad header would repeat it."""
+    if not 0 < len(key) <= MAX_KEY_CHARACTERS or not all("!" <= character <= "~" for character in key):
+        raise invalid_parameter("api_key", "a key is of ASCII characters without spaces")
 
 
 def _target(address: str) -> str:

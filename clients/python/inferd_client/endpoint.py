@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from inferd_client.channel import DEFAULT_ADDRESS
+from inferd_client.channel import DEFAULT_ADDRESS, MAX_KEY_CHARACTERS
+from inferd_client.errors import invalid_parameter
 from inferd_client.sync import Client
 from inferd_client.tls import tls_credentials
 
@@ -41,12 +42,35 @@ class Endpoint:
         Path | None,
         typer.Option(envvar="INFERD_KEY", metavar="FILE", help="Our certificate's key.", rich_help_panel=_PANEL),
     ] = None
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="INFERD_API_KEY_FILE",
+            metavar="FILE",
+            help="Our API key is its first line; else the variable INFERD_API_KEY.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    plaintext_key: Annotated[
+        bool,
+        typer.Option("--plaintext-key", help="Send it even where the network can read it.", rich_help_panel=_PANEL),
+    ] = False
 
     def connect(self) -> Client:
         """A client; connects at its first call. Raises InvalidParameter for files that are no good."""
         wants_tls = self.tls or self.ca is not None or self.cert is not None or self.key is not None
         credentials = tls_credentials(self.ca, self.cert, self.key) if wants_tls else None
-        return Client(self.address, credentials=credentials)
+        key = None if self.api_key_file is None else _first_line(self.api_key_file)
+        return Client(self.address, credentials=credentials, api_key=key, plaintext_key=self.plaintext_key)
+
+
+def _first_line(path: Path) -> str:
+    """A key comes from a file, or from the environment: others can read the arguments of a command."""
+    try:
+        with path.open(encoding="ascii", errors="replace") as file:
+            return file.readline(MAX_KEY_CHARACTERS + 2).strip()
+    except OSError as error:
+        raise invalid_parameter("api_key_file", f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def with_endpoint(command: Callable[..., None]) -> Callable[..., None]:
