@@ -198,9 +198,12 @@ def _run(config: Config) -> NoReturn:
     from inferd_server.app import serve as serve_app  # noqa: PLC0415
     from inferd_server.telemetry import logs  # noqa: PLC0415
 
+    async def serve_to_the_end() -> NoReturn:
+        _exit_now(await serve_app(config, announce=_announce))
+
     logs.configure(config.logging.format, config.logging.level)
     try:
-        code = asyncio.run(serve_app(config, announce=_announce))
+        asyncio.run(serve_to_the_end())
     except OSError as error:
         logs.flush()
         is_taken = error.errno == errno.EADDRINUSE
@@ -208,7 +211,6 @@ def _run(config: Config) -> NoReturn:
     except InferdError as error:
         logs.flush()
         _fail(error.message)
-    _exit_now(code)
 
 
 def _open_standard_files() -> None:
@@ -228,8 +230,9 @@ def _announce(line: str) -> None:
 
 
 def _exit_now(code: int) -> NoReturn:
-    """End the process without the interpreter's own end. Everything of ours has ended by now; but MLX's CPU threads can
-    outlive their streams, and then its static destructors abort (measured: 1 of 36 stops under load, exit code -6)."""
+    """End the process without asyncio's and the interpreter's own ends. Everything of ours has ended by now; but
+    asyncio would wait for a long tokenization on some thread, and MLX's CPU threads can outlive their streams, and then
+    its static destructors abort (measured: 1 of 36 stops under load, exit code -6)."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # closed by our starter

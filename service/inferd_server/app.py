@@ -53,8 +53,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("inferd.app")
 
-JOIN_SECONDS = 30.0
+JOIN_SECONDS = 10.0
 """Longest wait for engines to end at shutdown; a thread whose step never returns must not hold the process."""
+STOP_SECONDS = 1.0
+"""For the handlers of requests that were cut to end by themselves."""
 
 CERTIFICATE_SECONDS = 1.0
 """How often the certificate's files are looked at."""
@@ -365,7 +367,7 @@ class App:
         self._lifecycle.advance(Phase.STOPPED)
         if cut:
             log.warning("requests cut at the end of the drain", extra={"count": cut})
-        await self._server.stop(1.0)
+        await self._server.stop(STOP_SECONDS)
         background = list(self._background)
         for task in background:
             task.cancel()
@@ -379,8 +381,7 @@ class App:
                 await self._loader.close()
         except TimeoutError:
             log.error("an engine did not end in time, exiting without it", extra={"seconds": JOIN_SECONDS})
-            logging.shutdown()
-            os._exit(1)
+            return 1
         log.info("stopped")
         return 0
 
@@ -434,7 +435,8 @@ async def serve(
         work_limit: bytes for everything but weights; None: what the machine has room for. Tests make it small.
 
     Returns:
-        The process's exit code.
+        The process's exit code. Threads may be left that never end (a step that hangs), so the process is to be ended
+        from inside the loop, whose own end waits for them.
 
     Raises:
         OSError: the address can't be bound; the message names it.

@@ -36,6 +36,8 @@ KEEPALIVE_TIMEOUT_SECONDS = 10.0
 """A client that is frozen or cut off is noticed after both, and what it holds is free again."""
 MAX_PENDING_CALLS = 8_192
 """Calls that have come and that the event loop has not taken yet; about 10 KiB each."""
+ANSWER_SECONDS = 1.0
+"""For the statuses of calls that were ended to leave; grpc would cut them without one."""
 STALLED_WRITE_SECONDS = 60.0
 """A reader that takes nothing for so long loses its stream: its request would hold its model for ever."""
 PROBE_MESSAGE_NBYTES = 4096
@@ -146,14 +148,17 @@ class Server:
         )
 
     async def stop(self, grace_seconds: float) -> int:
-        """Close the port, end the watches, let running calls end within the grace, cut the rest; then wait (as long
-        again, at least a second) until the handlers' `finally` blocks have run, which grpc does not. Returns how
-        many handlers have not ended. A second call does no harm."""
+        """Close the port, end the watches, let running calls end within the grace, end the rest with SERVER_SHUTDOWN;
+        then wait (as long again, at least a second) until the handlers' `finally` blocks have run, which grpc does
+        not. Returns how many handlers have not ended. A second call does no harm."""
         self.end_watches()
         if self._watchdog is not None:
             self._watchdog.cancel()
         servers = [self._server] if self._probe is None else [self._server, self._probe]
-        await asyncio.gather(*(server.stop(grace_seconds) for server in servers))
+        stopping = asyncio.gather(*(server.stop(grace_seconds + ANSWER_SECONDS) for server in servers))
+        if await self._around.finished(grace_seconds):
+            self._around.end_where(lambda call: True, server_shutdown())
+        await stopping
         return await self._around.finished(max(grace_seconds, 1.0))
 
     async def _end_stalled_streams(self) -> None:
