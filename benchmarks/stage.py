@@ -168,7 +168,7 @@ def model_folder(model: str, scratch: Path) -> Path:
         return tiny_llama.build(scratch / model, **sizes[model])
     os.environ.setdefault("INFERD_DEMO_DIR", str(ROOT / ".demo"))
     prepared = subprocess.run([SERVE[0], "demo-model"], stdout=subprocess.PIPE, text=True, check=True)
-    return Path(prepared.stdout.splitlines()[-1])
+    return next(Path(line) for line in prepared.stdout.splitlines() if line.endswith("smollm2"))
 
 
 def environment() -> dict[str, Any]:

@@ -38,7 +38,7 @@ Insecure = Annotated[
     bool, typer.Option("--insecure", help="Allow an address that other machines can reach, without TLS and keys.")
 ]
 DemoDirectory = Annotated[
-    Path | None, typer.Option(envvar="INFERD_DEMO_DIR", help="Where the demo model lives; default: the user's cache.")
+    Path | None, typer.Option(envvar="INFERD_DEMO_DIR", help="Where the demo's models live; default: the user's cache.")
 ]
 Command = Callable[..., None]
 
@@ -80,7 +80,9 @@ def serve(
     *,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Serve the models of a configuration.")] = None,
     model: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Serve one model, by its folder's name.")] = None,
-    demo_model: Annotated[bool, typer.Option("--demo", help="Serve SmolLM2-135M-Instruct, fetched once.")] = False,
+    demo_model: Annotated[
+        bool, typer.Option("--demo", help="Serve a chat model, an embedder and a tiny vision model.")
+    ] = False,
     demo_dir: DemoDirectory = None,
     insecure: Insecure = False,
     flags: dict[str, str],
@@ -128,28 +130,34 @@ def demo_model(
         Path | None, typer.Option("--dir", envvar="INFERD_DEMO_DIR", help="Where to; default: the user's cache.")
     ] = None,
 ) -> None:
-    """Fetch and convert the demo model (SmolLM2-135M-Instruct) if it is missing, and print its folder."""
+    """Make the demo's models where they are missing, and print their folders, the chat model's first."""
     try:
-        typer.echo(_demo_folder(directory))
+        for folder in _demo_folders(directory):
+            typer.echo(folder)
     except demo.Terminated:
         raise typer.Exit(143) from None
 
 
-def _demo_folder(directory: Path | None) -> Path:
+def _demo_folders(directory: Path | None) -> list[Path]:
     try:
-        place = (directory or demo.default_directory()).absolute()
+        place = _demo_directory(directory)
         with demo.progress_bars(place) as progress:
             return demo.prepare(place, progress)
     except demo.DemoError as error:
         _fail(str(error))
 
 
+def _demo_directory(directory: Path | None) -> Path:
+    return (directory or demo.default_directory()).absolute()
+
+
 def _demo_document(directory: Path | None) -> dict[str, Any]:
     try:
-        folder = _demo_folder(directory)
+        _demo_folders(directory)
     except demo.Terminated:
         raise typer.Exit(0) from None  # a server that was told to stop, and did
-    return single_model_document(folder, name=demo.NAME, aliases=list(demo.ALIASES), defaults=dict(demo.SAMPLING))
+    typer.echo(f"serving {', '.join(part.name for part in demo.MODELS)}; {demo.BUDGET_NOTE}", err=True)
+    return demo.demo_document(_demo_directory(directory))
 
 
 def _load_single(folder: Path, flags: dict[str, str], *, insecure: bool) -> Config:

@@ -181,26 +181,30 @@ def test_a_folders_name_becomes_a_models_name(folder: str, name: str) -> None:
     assert model_name(Path(folder)) == name
 
 
-def test_serve_demo_prepares_the_model_and_serves_it(
+def test_serve_demo_prepares_the_models_and_serves_them(
     run: Run, served: list[Config], tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
 
-    def prepare(directory: Path, progress: demo.Progress) -> Path:
+    def prepare(directory: Path, progress: demo.Progress) -> list[Path]:
         asked.append(directory)
-        return tiny_model
+        for part in demo.MODELS:
+            (tmp_path / part.name).symlink_to(tiny_model)
+        return []
 
     monkeypatch.setattr(demo, "prepare", prepare)
     assert run("serve", "--demo", env={"INFERD_DEMO_DIR": str(tmp_path)}).exit_code == 3
     assert asked == [tmp_path]
-    [entry] = served[0].entries
-    assert (entry.name, entry.aliases, entry.preload) == ("smollm2", ("demo",), True)
-    assert (entry.defaults.temperature, entry.defaults.top_p) == (0.0, 1.0)
+    chat, embedder, colours = served[0].entries
+    assert (chat.name, chat.aliases, chat.preload) == ("smollm2", ("demo",), True)
+    assert (chat.defaults.temperature, chat.defaults.top_p) == (0.0, 1.0)
+    assert (embedder.name, embedder.preload) == ("minilm", False)
+    assert (colours.name, colours.preload) == ("colours", False)
     assert served[0].server.listen == "127.0.0.1:50051"
 
 
 def test_a_demo_that_cannot_be_prepared_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(directory: Path, progress: demo.Progress) -> Path:
+    def fail(directory: Path, progress: demo.Progress) -> list[Path]:
         raise demo.DemoError("no network")
 
     monkeypatch.setattr(demo, "prepare", fail)
@@ -213,7 +217,7 @@ def test_a_demo_that_cannot_be_prepared_is_one_line(run: Run, monkeypatch: pytes
 def test_sigterm_while_preparing_is_no_traceback(
     run: Run, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int
 ) -> None:
-    def terminated(directory: Path, progress: demo.Progress) -> Path:
+    def terminated(directory: Path, progress: demo.Progress) -> list[Path]:
         raise demo.Terminated
 
     monkeypatch.setattr(demo, "prepare", terminated)
