@@ -1,20 +1,16 @@
-"""The demo model is real: asked for the capital of France through the socket, it says Paris."""
+"""The demo's chat model is real: asked for the capital of France through the socket, it says Paris."""
 
-import os
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 
 from inferd.v1 import generation_pb2 as gen
 from inferd_client import AsyncClient
-from inferd_server import demo
 from support.calls import Peer, read, streamed, unary
+from support.demo_folder import PREPARING_SECONDS, demo_folder
 from support.servers import ServerProcess
 
-ROOT = Path(__file__).parents[2]
 QUESTION = [("user", "What is the capital of France?")]
-PREPARING_SECONDS = 600
 
 pytestmark = pytest.mark.timeout(PREPARING_SECONDS)
 
@@ -22,10 +18,7 @@ pytestmark = pytest.mark.timeout(PREPARING_SECONDS)
 @pytest.fixture(scope="module")
 def demo_server(pytestconfig: pytest.Config) -> Iterator[ServerProcess]:
     """`inferd serve --demo`: the model of $INFERD_DEMO_DIR or of this checkout; else it prepares one, once."""
-    folder = Path(os.environ.get("INFERD_DEMO_DIR") or ROOT / ".demo")
-    if not demo.is_ready(folder / demo.NAME):
-        assert pytestconfig.cache is not None
-        folder = pytestconfig.cache.mkdir("inferd-demo")
+    folder = demo_folder(pytestconfig)
     arguments = ["serve", "--demo", "--demo-dir", str(folder), "--listen", "127.0.0.1:0", "--drain-delay-s", "0"]
     server = ServerProcess(arguments)
     try:
