@@ -7,6 +7,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,11 +15,12 @@ from typing import Annotated, Any
 from pydantic import AwareDatetime, Field, StringConstraints, ValidationError
 
 from inferd_server.core.access import MAX_PRIORITY, Access, Key, Limits, MethodGroup
+from inferd_server.core.media import NO_MEDIA_LIMITS, MediaLimits
 from inferd_server.core.model import Strategy
 
 from .document import read_document
 from .problems import ConfigError, Problem, dotted, problems_of, unknown_key
-from .schema import Allowed, LimitsSection, StrategyName
+from .schema import Allowed, Images, LimitsSection, MessageMebibytes, Pixels, StrategyName
 
 MAX_KEYS = 10_000
 PREFIX = "inferd_"
@@ -61,6 +63,10 @@ class KeySection(LimitsSection):
         None, max_length=16, description="of manager.request_overrides; null: all of them"
     )
     max_priority: Priority = Field(MAX_PRIORITY, description="highest priority a request may have")
+    max_images: Images | None = Field(None, description="images of a request; null: the server's, which hold anyway")
+    max_image_mib: MessageMebibytes | None = Field(None, description="largest image, as it is sent; null: the server's")
+    max_image_pixels: Pixels | None = Field(None, description="width times height of an image; null: the server's")
+    max_request_pixels: Pixels | None = Field(None, description="pixels of a request's images; null: the server's")
     expires: Time | None = Field(None, description="when it ends")
     disabled: bool = Field(False, description="refuse it")
 
@@ -129,10 +135,22 @@ def _key(section: KeySection) -> Key:
             strategies=None if section.strategies is None else frozenset(section.strategies),
             max_priority=section.max_priority,
             limits=limits,
+            media_limits=_media_limits(section),
         ),
         disabled=section.disabled,
         expires=None if section.expires is None else section.expires.timestamp(),
     )
+
+
+def _media_limits(section: KeySection) -> MediaLimits:
+    mib = section.max_image_mib
+    stated = {
+        "max_images": section.max_images,
+        "max_image_nbytes": None if mib is None else mib * 2**20,
+        "max_image_pixels": section.max_image_pixels,
+        "max_request_pixels": section.max_request_pixels,
+    }
+    return replace(NO_MEDIA_LIMITS, **{name: most for name, most in stated.items() if most is not None})
 
 
 # --- for `inferd keys` ------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
+from .media import NO_MEDIA_LIMITS, MediaLimits
 from .model import Strategy
 
 MAX_NAME_CHARACTERS = 128
@@ -50,6 +51,7 @@ class Access:
     """What a caller may do.
 
     Attributes:
+        media_limits: they narrow the server's.
         models: patterns (`*` any characters, `?` one) of names and aliases: a model with one that matches is visible.
         strategies: of those that the server lets requests ask for; None: all of them.
     """
@@ -59,6 +61,7 @@ class Access:
     strategies: frozenset[Strategy] | None = None
     max_priority: int = MAX_PRIORITY
     limits: Limits = NO_LIMITS
+    media_limits: MediaLimits = NO_MEDIA_LIMITS
 
     @property
     def sees_every_model(self) -> bool:

@@ -86,3 +86,8 @@ class PictureFeatures(Protocol):
     @property
     def identity(self) -> str:
         """The same for the same pictures in the same order, and different for others."""
+
+
+_NO_BOUND = 2**63 - 1
+NO_MEDIA_LIMITS = MediaLimits(_NO_BOUND, _NO_BOUND, _NO_BOUND, _NO_BOUND)
+"""Narrows nothing."""

@@ -97,7 +97,8 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         """Counts without loading weights."""
         entry = self._resolve(request.model)
-        prompt = await run_weighed(request, lambda: _checked_prompt(request, entry, self._info))
+        info = self._info.for_caller(current_caller())
+        prompt = await run_weighed(request, lambda: _checked_prompt(request, entry, info))
         ids, context_length = await self._generations.tokenize(entry.name, prompt)
         return pb.TokenizeResponse(
             count=len(ids), token_ids=ids if request.return_ids else (), context_length=context_length

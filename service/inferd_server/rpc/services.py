@@ -46,6 +46,7 @@ class ServerInfo:
         return replace(
             self,
             request_overrides=allowed if access.strategies is None else allowed & access.strategies,
+            media_limits=self.media_limits.narrowed(access.media_limits),
             max_priority=access.max_priority,
             max_output_tokens=caller.max_output_tokens,
         )
