@@ -44,10 +44,12 @@ from inferd_server.serving.generation import GenerationOptions
 from inferd_server.serving.generations import Generations, ServingOptions
 from inferd_server.serving.in_flight import InFlight
 from inferd_server.serving.lifecycle import Lifecycle, Phase
+from inferd_server.serving.pictures import Pictures
 from inferd_server.telemetry.loop_watch import LoopWatch
 from inferd_server.text.texts import Texts
 
 if TYPE_CHECKING:
+    from inferd_server.engine.vision_inputs import PictureReader
     from inferd_server.telemetry.monitoring import Monitoring
     from inferd_server.telemetry.tracing import Tracing
 
@@ -79,15 +81,30 @@ def _open_embedding_engine(settings: EngineSettings, loading: Loading) -> Engine
     return open_embedding_engine(settings, loading)
 
 
+def _open_vision_engine(settings: EngineSettings, loading: Loading) -> Engine:
+    from inferd_server.engine.vision import open_vision_engine  # noqa: PLC0415
+
+    return open_vision_engine(settings, loading)
+
+
 OPENERS: dict[EngineKind, OpenEngine] = {
     EngineKind.LANGUAGE: _open_language_engine,
     EngineKind.EMBEDDING: _open_embedding_engine,
+    EngineKind.VISION: _open_vision_engine,
 }
 """What opens a model of each kind."""
 
 
 def _open_engine(settings: EngineSettings, loading: Loading) -> Engine:
     return OPENERS[settings.kind](settings, loading)
+
+
+def _load_picture_reader(entry: ModelEntry) -> "PictureReader":
+    # Imported here: only a server with a vision model pays for mlx_vlm.
+    from inferd_server.engine.vision_inputs import PictureReader  # noqa: PLC0415
+
+    engine = entry.engine
+    return PictureReader.load(engine.path, trust_remote_code=engine.trust_remote_code, name=entry.name)
 
 
 class EngineLoader:
@@ -143,13 +160,21 @@ class App:
         self._loader.look_again = lambda entry: look_again(self._config, entry)
         self._registry = Registry(entries(config), self._loader, limits, active_nbytes=device.active_nbytes)
         self._texts = Texts()
+        self._pictures = Pictures(_load_picture_reader)
         self._monitoring = self._make_monitoring(figures)
         self._tracing = self._make_tracing()
         observer = UNOBSERVED if self._monitoring is None else self._monitoring.metrics
         self._loader.observer = observer
         serving = _serving_options(config)
         in_flight = InFlight(serving.max_queue)
-        self._generations = Generations(self._registry, self._texts, serving, in_flight=in_flight, observer=observer)
+        self._generations = Generations(
+            self._registry,
+            self._texts,
+            serving,
+            in_flight=in_flight,
+            pictures=self._pictures,
+            observer=observer,
+        )
         embeddings = Embeddings(self._registry, self._texts, serving.generation, in_flight, observer=observer)
         self._callers = _make_callers(config)
         info = ServerInfo(
@@ -349,12 +374,17 @@ class App:
         await self._registry.replace_entries(entries(fresh))
         for entry in entries(fresh):
             if before.pop(entry.name, None) != entry:
-                self._texts.forget(entry.name)
+                self._forget_files(entry.name)
         for name in before:
-            self._texts.forget(name)
+            self._forget_files(name)
         log.info("configuration reloaded", extra={"models": len(fresh.entries), "removed": len(before)})
         # Not those that were to be preloaded before: what an operator unloaded stays unloaded.
         self._begin(self._registry.preload({entry.name for entry in entries(fresh) if entry.name not in preloaded}))
+
+    def _forget_files(self, name: str) -> None:
+        """What was read of a model's files beside its weights."""
+        self._texts.forget(name)
+        self._pictures.forget(name)
 
     async def _shut_down(self) -> int:
         server = self._config.server
@@ -368,6 +398,7 @@ class App:
         if cut:
             log.warning("requests cut at the end of the drain", extra={"count": cut})
         await self._server.stop(STOP_SECONDS)
+        self._pictures.close()
         background = list(self._background)
         for task in background:
             task.cancel()

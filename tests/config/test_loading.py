@@ -195,7 +195,6 @@ def test_models_must_be_a_list_with_something_in_it(problems_of: Problems, model
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("mllm", True),
         ("isolation", "process"),
         ("enable_mtp", True),
         ("specprefill", True),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from inferd_server.core.model import ContentionPolicy, EngineSettings, ModelEntry, SamplingDefaults
+from inferd_server.core.model import ContentionPolicy, EngineKind, EngineSettings, ModelEntry, SamplingDefaults
 from inferd_server.registry.catalog import ModelFacts, with_facts
 
 from .schema import Defaults, ManagerSection, ModelSection, ServerSection
@@ -83,6 +83,7 @@ def entry_of(
         engine=EngineSettings(
             name=model.name,
             path=folders.model,
+            kind=EngineKind.VISION if model.mllm else EngineKind.LANGUAGE,
             adapter_path=folders.adapter,
             draft_path=folders.draft,
             trust_remote_code=model.trust_remote_code,

@@ -217,7 +217,7 @@ class ModelSection(Section):
     idle_unload_s: Seconds | None = _key(None, "unload it when idle for so long; 0: never; null: the manager's")
     trust_remote_code: bool = _key(False, "run Python code that lies in its folder")
     defaults: ModelDefaults = Field(default_factory=ModelDefaults, description="sampling, where a request says nothing")
-    mllm: Annotated[bool, Later("this version has no vision engine")] = _key(False, "force the vision engine")
+    mllm: bool = _key(False, "serve it as a vision model, whatever its files say; such are found by themselves")
     isolation: Annotated[Isolation, Later("this version runs every model on a thread")] = _key(
         "thread", "thread or process"
     )

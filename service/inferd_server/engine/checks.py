@@ -10,6 +10,7 @@ from inferd_server.core.model import EngineKind, EngineSettings
 from .adapters import check_adapter
 from .encoder_folder import dense_files, is_embedder, read_encoder_folder
 from .headers import WeightsError, check_weights, read_header, read_object
+from .vision_folder import PROCESSOR_FILES, has_processor
 
 
 def check_model_folder(settings: EngineSettings) -> None:
@@ -25,6 +26,10 @@ def check_model_folder(settings: EngineSettings) -> None:
     _check_trust(settings, config)
     if settings.kind is EngineKind.EMBEDDING:
         _check_embedder(settings, config)
+        return
+    if settings.kind is EngineKind.VISION:
+        _check_vision(settings, config)
+        _check_weights(settings)
         return
     # Imported here: mlx_lm takes a second or two, which only what touches a model should pay.
     from .upstream import knows_architecture  # noqa: PLC0415
@@ -56,6 +61,20 @@ def _check_embedder(settings: EngineSettings, config: dict[str, Any]) -> None:
         raise model_corrupt(settings.name, error.file, str(error)) from None
 
 
+def _check_vision(settings: EngineSettings, config: dict[str, Any]) -> None:
+    options = {"adapter_path": settings.adapter_path, "draft_model": settings.draft_path, "kv_bits": settings.kv_bits}
+    asked = [name for name, value in options.items() if value]
+    if asked:
+        raise model_unsupported(settings.name, f"{', '.join(asked)}: not supported for vision models")
+    if not has_processor(settings.path):
+        raise model_unsupported(settings.name, f"no image processor: none of {', '.join(PROCESSOR_FILES)} is there")
+    from .vision_upstream import knows_vision_architecture  # noqa: PLC0415
+
+    if "model_file" not in config and not knows_vision_architecture(config):
+        kind = str(config.get("model_type"))[:64]
+        raise model_unsupported(settings.name, f"mlx_vlm has no vision model {kind!r} (model_type of config.json)")
+
+
 def _check_draft(settings: EngineSettings, folder: Path) -> None:
     try:
         check_model_folder(replace(settings, path=folder, adapter_path=None, draft_path=None))
@@ -84,12 +103,9 @@ def _read_config(settings: EngineSettings) -> dict[str, Any]:
 
 def _check_trust(settings: EngineSettings, config: dict[str, Any]) -> None:
     """Code in a model's folder runs only if the entry trusts it, and only code of this very folder."""
-    tokenizer_config = read_object(settings.path / "tokenizer_config.json") or {}
-    code = {
-        "model_file in config.json": config.get("model_file"),
-        "auto_map in config.json": config.get("auto_map"),
-        "auto_map in tokenizer_config.json": tokenizer_config.get("auto_map"),
-    }
+    code = {"model_file in config.json": config.get("model_file"), "auto_map in config.json": config.get("auto_map")}
+    others = ["tokenizer_config.json", *(PROCESSOR_FILES if settings.kind is EngineKind.VISION else ())]
+    code |= {f"auto_map in {name}": (read_object(settings.path / name) or {}).get("auto_map") for name in others}
     named = [where for where, value in code.items() if value is not None]
     if named and not settings.trust_remote_code:
         raise model_unsupported(

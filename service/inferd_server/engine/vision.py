@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from inferd_server.core.errors import model_unsupported
+from inferd_server.core.errors import InferdError, model_unsupported
 from inferd_server.core.generation import ChatPrompt, DecodeRequest, Message, Role, Sampling
 from inferd_server.core.media import Blob, MediaKind, Picture
 from inferd_server.core.model import Clock, EngineSettings, Loading
@@ -83,7 +83,11 @@ class Trial:
         """
         if not self._tokenizer.picture_mark:
             raise model_unsupported(self._name, "its chat template does not show pictures")
-        rows = [self._row(*sides) for sides in TRIAL_SIDES]
+        try:
+            rows = [self._row(*sides) for sides in TRIAL_SIDES]
+        except InferdError as error:
+            told = error.violations[0].description if error.violations else error.message
+            raise model_unsupported(self._name, f"its pictures can't be prepared: {told}") from None
         references = mx.stack([self._reference(row) for row in rows])
         filled = [self._fill(row) for row in rows]
         alone = mx.concatenate(

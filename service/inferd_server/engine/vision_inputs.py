@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from inferd_server.core.errors import InferdError, model_unsupported
+from inferd_server.core.errors import FieldViolation, invalid_parameter, model_unsupported
 from inferd_server.core.media import Picture
 
+from .headers import read_object
 from .loading import MODEL_ERRORS
 from .vision_upstream import load_processor
 
@@ -55,10 +56,15 @@ class ReadPictures:
 
 
 class PictureReader:
-    """A model folder's processor. All methods may be called from several threads at once."""
+    """A model folder's processor. All methods may be called from several threads at once.
 
-    def __init__(self, processor: Any, name: str) -> None:
+    Attributes:
+        placeholders: ids of tokens that stand for pictures.
+    """
+
+    def __init__(self, processor: Any, placeholders: frozenset[int], name: str) -> None:
         """Use `load`."""
+        self.placeholders = placeholders
         self._processor = processor
         self._name = name
 
@@ -72,10 +78,10 @@ class PictureReader:
         try:
             processor = load_processor(folder, trust_remote_code=trust_remote_code)
         except MODEL_ERRORS as failure:
-            raise _unusable(name, failure) from None
+            raise model_unsupported(name, f"its image processor can't be used: {_told(failure)}") from None
         if not callable(processor) or not hasattr(processor, "image_processor"):
             raise model_unsupported(name, f"its processor, {type(processor).__name__}, takes no images")
-        return cls(processor, name)
+        return cls(processor, _placeholders(folder, processor), name)
 
     def read(self, pictures: Sequence[Picture], mark: str) -> ReadPictures:
         """Read pictures; blocking, and as long as they are large.
@@ -84,7 +90,8 @@ class PictureReader:
             mark: what the model's chat template writes for a picture.
 
         Raises:
-            InferdError: MODEL_UNSUPPORTED where the processor fails or does something else with the marks.
+            InferdError: INVALID_PARAMETER where the processor does not take these pictures; MODEL_UNSUPPORTED where it
+                does something else with marks.
         """
         processor = copy.copy(self._processor)
         processor.tokenizer = _Listener(self._processor.tokenizer)
@@ -94,7 +101,8 @@ class PictureReader:
             found = processor(text=[skeleton], images=images, add_special_tokens=False)
             values = {name: _plain(value) for name, value in found.items() if name not in OF_THE_PROMPT}
         except MODEL_ERRORS as failure:
-            raise _unusable(self._name, failure) from None
+            text = f"the model's image processor does not take them: {_told(failure)}"
+            raise invalid_parameter([FieldViolation("chat.messages", text)]) from None
         texts = self._expanded(processor.tokenizer.heard, len(images))
         tokens = sum(len(ids) for ids in processor.tokenizer.encode_all(texts))
         return ReadPictures(texts, PictureTensors(values, tokens, "\n".join(each.digest for each in pictures)))
@@ -125,6 +133,13 @@ class _Listener:
         return ids
 
 
+def _placeholders(folder: Path, processor: Any) -> frozenset[int]:
+    config = read_object(folder / "config.json") or {}
+    stated = [config.get(f"{media}_{key}") for media in ("image", "video") for key in ("token_id", "token_index")]
+    stated += [getattr(processor, f"{media}_token_id", None) for media in ("image", "video")]
+    return frozenset(each for each in stated if isinstance(each, int))
+
+
 def _plain(value: Any) -> Any:
     """Without MLX: arrays of NumPy, which any thread may hold."""
     if isinstance(value, list | tuple):
@@ -132,6 +147,5 @@ def _plain(value: Any) -> Any:
     return np.array(value) if hasattr(value, "shape") else value
 
 
-def _unusable(name: str, failure: Exception) -> InferdError:
-    told = f"{type(failure).__name__}: {' '.join(str(failure).split())}"
-    return model_unsupported(name, f"its image processor can't be used: {told}"[:300])
+def _told(failure: Exception) -> str:
+    return f"{type(failure).__name__}: {' '.join(str(failure).split())}"[:200]

@@ -16,6 +16,7 @@ from typing import Any
 
 from inferd_server.core.model import Capability, EmbedderFacts, EngineKind, ModelEntry, SamplingDefaults
 from inferd_server.engine.encoder_folder import dense_files, is_embedder, read_encoder_folder
+from inferd_server.engine.vision_folder import is_vision_folder
 
 from .chat_facts import ChatFacts, read_chat_facts, with_chat_facts
 
@@ -39,6 +40,7 @@ class ModelFacts:
         revision: digest of the weight index and headers, and of the adapter; "" without weights.
         sampling: defaults that generation_config.json recommends, by SamplingDefaults' names.
         embedder: of a model that makes vectors; None for others.
+        sees: whether it is a vision model whose chat template shows images.
         damage: what will make a load fail, one line each.
     """
 
@@ -48,6 +50,7 @@ class ModelFacts:
     quantization_bits: int = 0
     chat: ChatFacts = field(default_factory=ChatFacts)
     embedder: EmbedderFacts | None = None
+    sees: bool = False
     weights_nbytes: int = 0
     revision: str = ""
     sampling: Mapping[str, float | int] = field(default_factory=dict)
@@ -71,8 +74,12 @@ def with_facts(
     """`describe` for facts that were read before."""
     stated = with_chat_facts(stated, facts.chat)
     sampling: dict[str, Any] = {**facts.sampling, **chosen}
-    if facts.embedder is not None:
+    if stated.engine.kind is EngineKind.VISION:
+        stated = _as_vision(stated)
+    elif facts.embedder is not None:
         stated = _as_embedder(stated, facts.embedder)
+    elif facts.sees:
+        stated = _as_vision(stated)
     return replace(
         stated,
         architecture=facts.architecture,
@@ -91,6 +98,11 @@ def _as_embedder(stated: ModelEntry, embedder: EmbedderFacts) -> ModelEntry:
     return replace(stated, engine=engine, capabilities=frozenset({Capability.EMBED}), embedder=embedder)
 
 
+def _as_vision(stated: ModelEntry) -> ModelEntry:
+    engine = replace(stated.engine, kind=EngineKind.VISION)
+    return replace(stated, engine=engine, capabilities=stated.capabilities | {Capability.VISION})
+
+
 def read_facts(folder: Path, adapter: Path | None = None, draft: Path | None = None) -> ModelFacts:
     """Read a model folder, its adapter's and its draft model's. Blocking (small reads); never raises for what they
     hold."""
@@ -99,13 +111,15 @@ def read_facts(folder: Path, adapter: Path | None = None, draft: Path | None = N
     tokenizer = _read_json(folder / "tokenizer_config.json", damage)
     weights = _read_weights(folder, adapter, draft, damage)
     embedder = _read_embedder(folder, config, damage)
+    chat = read_chat_facts(folder, tokenizer)
     return ModelFacts(
         architecture=_architecture(config),
         context_length=embedder.max_tokens if embedder else _context_length(config, tokenizer),
         vocabulary_size=_whole(config, "vocab_size"),
         quantization_bits=_quantization_bits(config),
-        chat=read_chat_facts(folder, tokenizer),
         embedder=embedder,
+        chat=chat,
+        sees=chat.shows_images and is_vision_folder(folder, config),
         weights_nbytes=weights.nbytes,
         revision=weights.digest,
         sampling=_recommended_sampling(_read_json(folder / "generation_config.json", damage)),

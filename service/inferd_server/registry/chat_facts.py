@@ -18,11 +18,13 @@ class ChatFacts:
 
     Attributes:
         takes_tools: whether the chat template does anything with tools.
+        shows_images: whether it does anything with images.
         tool_call_parser, reasoning_parser: what `auto` stands for with this model.
     """
 
     has_template: bool = False
     takes_tools: bool = False
+    shows_images: bool = False
     tool_call_parser: str = NONE
     reasoning_parser: str = NONE
 
@@ -56,6 +58,7 @@ def read_chat_facts(folder: Path, tokenizer: dict[str, Any]) -> ChatFacts:
     return ChatFacts(
         has_template=True,
         takes_tools=takes_tools(template),
+        shows_images="image" in template,
         tool_call_parser=known or detect_tool_calls(template, has_token) or NONE,
         reasoning_parser=detect_reasoning(template, has_token) or NONE,
     )

@@ -65,6 +65,11 @@ class EmbeddingRun:
         self._stream: Stream[Encoded] | None = None
         self._timeout: asyncio.TimerHandle | None = None
 
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes of media that it keeps until its end: none."""
+        return 0
+
     def end(self, error: InferdError) -> None:
         """End the request from outside with `error`, wherever it stands. The first reason given counts. Synchronous."""
         if self._error is not None:

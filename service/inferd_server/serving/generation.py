@@ -21,6 +21,7 @@ from inferd_server.core.generation import (
     Waiting,
     WaitState,
 )
+from inferd_server.core.media import PictureFeatures
 from inferd_server.core.model import Clock, ContentionPolicy, Interrupted, ModelEntry
 from inferd_server.core.observer import UNOBSERVED, GenerationObserver
 from inferd_server.registry.lease import Lease
@@ -47,6 +48,7 @@ class PreparedPrompt:
     end_ids: frozenset[int]
     assembly: Assembly
     grammar: Grammar | None = None
+    pictures: PictureFeatures | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,12 @@ class Generation:
         self._lease: Lease | None = None
         self._stream: Stream[Token] | None = None
         self._timeout: asyncio.TimerHandle | None = None
+
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes of media that it keeps until its end."""
+        pictures = None if self.prepared is None else self.prepared.pictures
+        return 0 if pictures is None else pictures.nbytes
 
     def end(self, error: InferdError) -> None:
         """End the request from outside with `error`, wherever it stands; its row and its lease are free at once,
@@ -265,6 +273,7 @@ class Generation:
             grammar=prepared.grammar,
             cache_identity=self._caller.cache_identity,
             session_id=self.request.session_id,
+            pictures=prepared.pictures,
         )
         asked = self.request.coalesce_seconds
         coalesce_seconds = self._options.coalesce_seconds if asked is None else asked

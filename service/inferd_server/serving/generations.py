@@ -1,6 +1,5 @@
 """All generation requests: what they need before an engine, and their streams."""
 
-import asyncio
 import functools
 import secrets
 import time
@@ -8,25 +7,24 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
-from inferd_server.core.errors import InferdError, Reason, prompt_over_limit
-from inferd_server.core.generation import ChatPrompt, Event, GenerationRequest, Prompt, RawPrompt, TokenPrompt
-from inferd_server.core.model import Clock, ModelEntry
+from inferd_server.core.errors import capability_missing
+from inferd_server.core.generation import Event, GenerationRequest, Prompt
+from inferd_server.core.model import Capability, Clock, ModelEntry
 from inferd_server.core.observer import UNOBSERVED, GenerationObserver, Observer, both
 from inferd_server.registry.registry import Registry
 from inferd_server.text.constraints import Constraints
 from inferd_server.text.texts import Texts
-from inferd_server.text.tokenizer import Tokenizer
 
 from .assembly import Assembly
 from .callers import Caller, Callers
 from .generation import Generation, GenerationOptions, PreparedPrompt
 from .in_flight import InFlight
-from .limits import check_prompt_ids, check_request, length_limit, prompt_field, resolve_sampling
+from .limits import check_prompt_ids, check_request, length_limit, resolve_sampling
+from .pictures import Pictures
+from .prompts import Bounds, encode
 from .splitting import splitter_for
-
-INLINE_CHARACTERS = 2000
-"""Prompts up to so many characters are tokenized on the loop (about a millisecond); longer ones in a thread."""
 
 COUNTED_CONTEXTS = 4
 """How many contexts long a prompt may be for Tokenize to count it."""
@@ -45,6 +43,7 @@ class Generations:
 
     Args:
         in_flight: the table shared with requests of other kinds; None: one of its own.
+        pictures: what prepares images; None: there are no vision models.
     """
 
     def __init__(
@@ -54,11 +53,13 @@ class Generations:
         options: ServingOptions,
         *,
         in_flight: InFlight | None = None,
+        pictures: Pictures | None = None,
         clock: Clock = time.monotonic,
         observer: Observer = UNOBSERVED,
     ) -> None:
         self._registry = registry
         self._texts = texts
+        self._pictures = pictures or Pictures(_load_nothing)
         self._constraints = Constraints()
         self._options = options
         self._clock = clock
@@ -105,8 +106,9 @@ class Generations:
         """
         entry = self._registry.resolve(model)
         tokenizer = await self._texts.get(entry)
-        _, ids = await _encode(tokenizer, prompt, COUNTED_CONTEXTS * entry.context_length)
-        return ids, entry.context_length
+        bounds = Bounds(COUNTED_CONTEXTS * entry.context_length, held_nbytes=self._in_flight.held_nbytes())
+        encoded = await encode(prompt, entry, tokenizer, self._pictures, bounds)
+        return encoded.ids, entry.context_length
 
     @property
     def in_flight(self) -> int:
@@ -143,66 +145,26 @@ class Generations:
     async def _prepare(self, caller: Caller, request: GenerationRequest, entry: ModelEntry) -> PreparedPrompt:
         check_request(request, entry)
         tokenizer = await self._texts.get(entry)
-        rendered, ids = await _encode_within(caller.max_prompt_tokens, tokenizer, request.prompt, entry.context_length)
-        check_prompt_ids(request.prompt, ids, entry)
-        limit = length_limit(request.stop, len(ids), entry, caller.max_output_tokens)
+        bounds = Bounds(entry.context_length, caller.max_prompt_tokens, self._in_flight.held_nbytes())
+        prompt = await encode(request.prompt, entry, tokenizer, self._pictures, bounds)
+        check_prompt_ids(request.prompt, prompt.ids, entry)
+        limit = length_limit(request.stop, len(prompt.ids), entry, caller.max_output_tokens)
         constraint = request.output.constraint
         grammar = None if constraint is None else await self._constraints.compile(tokenizer, constraint)
         detokenizer = tokenizer.detokenizer(keeps_space=constraint is not None)
-        splitter = await splitter_for(request, entry, rendered)
+        splitter = await splitter_for(request, entry, prompt.rendered)
         stop_ids = frozenset(request.stop.token_ids)
         return PreparedPrompt(
-            ids=tuple(ids),
-            rendered=rendered,
+            ids=tuple(prompt.ids),
+            rendered=prompt.rendered,
             sampling=resolve_sampling(request.sampling, entry.defaults, secrets.randbits(64)),
             limit=limit,
             end_ids=stop_ids if request.stop.ignore_eos else stop_ids | tokenizer.end_ids,
             assembly=Assembly(detokenizer, request.stop.sequences, stop_ids, request.output, limit.reason, splitter),
             grammar=grammar,
+            pictures=prompt.pictures,
         )
 
 
-async def _encode_within(
-    limit_tokens: int | None, tokenizer: Tokenizer, prompt: Prompt, context_length: int
-) -> tuple[str, list[int]]:
-    """`_encode` of a prompt of at most `limit_tokens`.
-
-    Raises:
-        InferdError: PROMPT_TOO_LONG, by the limit where that is less than the context.
-    """
-    if limit_tokens is None or 0 < context_length <= limit_tokens:
-        return await _encode(tokenizer, prompt, context_length)
-    try:
-        rendered, ids = await _encode(tokenizer, prompt, limit_tokens + 1)
-    except InferdError as error:
-        if error.reason is not Reason.PROMPT_TOO_LONG:
-            raise
-        counted = int(error.facts["prompt_tokens"])
-        raise prompt_over_limit(prompt_field(prompt), counted, limit_tokens, at_least=True) from None
-    if len(ids) > limit_tokens:
-        raise prompt_over_limit(prompt_field(prompt), len(ids), limit_tokens)
-    return rendered, ids
-
-
-async def _encode(tokenizer: Tokenizer, prompt: Prompt, context_length: int) -> tuple[str, list[int]]:
-    """(rendered prompt, ids); off the loop where it may take long."""
-    if isinstance(prompt, TokenPrompt):
-        return "", list(prompt.ids)
-    if _characters(prompt) <= INLINE_CHARACTERS:
-        return _encode_now(tokenizer, prompt, context_length)
-    return await asyncio.to_thread(_encode_now, tokenizer, prompt, context_length)
-
-
-def _encode_now(tokenizer: Tokenizer, prompt: RawPrompt | ChatPrompt, context_length: int) -> tuple[str, list[int]]:
-    if isinstance(prompt, RawPrompt):
-        return prompt.text, tokenizer.encode(prompt.text, context_length=context_length)
-    return tokenizer.encode_chat(prompt, context_length=context_length)
-
-
-def _characters(prompt: RawPrompt | ChatPrompt) -> int:
-    if isinstance(prompt, RawPrompt):
-        return len(prompt.text)
-    messages = sum(len(part) + 16 for message in prompt.messages for part in message.text_parts)
-    calls = sum(len(call.arguments_json) for message in prompt.messages for call in message.tool_calls)
-    tools = sum(len(tool.description) + len(tool.parameters_json) + 64 for tool in prompt.tools)
-    return messages + calls + tools
+def _load_nothing(entry: ModelEntry) -> NoReturn:
+    raise capability_missing(entry.name, Capability.VISION, "there are no vision models here")

@@ -40,6 +40,10 @@ class Flight(Protocol):
     def entry(self) -> ModelEntry:
         """Its model."""
 
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes of media that it keeps until its end."""
+
     def end(self, error: InferdError) -> None:
         """End it from outside with `error`, wherever it stands."""
 
@@ -59,6 +63,10 @@ class InFlight:
     def __len__(self) -> int:
         """How many requests are in flight, waiting ones included."""
         return len(self._flights)
+
+    def held_nbytes(self) -> Iterator[int]:
+        """Bytes of media that each of them holds."""
+        return (flight.held_nbytes for flight in self._flights.values())
 
     def check_open(self) -> None:
         """Raise SERVER_DRAINING after `refuse`."""
