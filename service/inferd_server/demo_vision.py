@@ -44,13 +44,16 @@ CHAT_TEMPLATE = (
 
 PATCH = 14
 MERGE = 2
-SIDE = 56  # of a training image: four tokens
+LEAST_SIDE = 56  # a smaller image is scaled up to four tokens
 MAX_PIXELS = (PATCH * MERGE) ** 2 * 16
 """A larger image is scaled down to this: at most 16 tokens."""
 
 MAX_STEPS = 400
 BATCH = 8
-GOOD_LOSS = 0.004
+GOOD_LOSS = 0.002
+GOOD_STEPS = 8  # in a row
+SIDES = (28, 56, 84, 112, 168, 224)  # of training images, in pixels
+SHADE = 40  # how far a colour may be off
 NOISE = 12.0
 
 Progress = Callable[[int, int], None]
@@ -115,20 +118,22 @@ def train(folder: Path, progress: Progress) -> None:
     learn = nn.value_and_grad(model, loss)
     optimizer = optimizers.AdamW(learning_rate=2e-3)
     model.train()
+    good = 0
     for step in range(MAX_STEPS):
         value, gradients = learn(model, *lessons.draw())
         gradients, _ = optimizers.clip_grad_norm(gradients, 1.0)
         optimizer.update(model, gradients)
         mx.eval(model.parameters(), optimizer.state)
         progress(step + 1, MAX_STEPS)
-        if value.item() < GOOD_LOSS:
+        good = good + 1 if value.item() < GOOD_LOSS else 0
+        if good == GOOD_STEPS:
             break
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"})
     progress(MAX_STEPS, MAX_STEPS)
 
 
 class _Lessons:
-    """Noisy images of one colour, each with the question and its answer."""
+    """Noisy images of about one colour, in all sizes, each with the question and its answer."""
 
     def __init__(self, folder: Path) -> None:
         from inferd_server.engine.vision_upstream import load_processor  # noqa: PLC0415
@@ -145,25 +150,27 @@ class _Lessons:
         import mlx.core as mx  # noqa: PLC0415
 
         names = [self._random.choice(list(COLOURS)) for _ in range(BATCH)]
-        images = [self._image(name) for name in names]
         inputs = self._processor(
             text=[f"{self._prompt}{name}<|im_end|>" for name in names],
-            images=images,
+            images=[self._image(name) for name in names],
             padding=True,
             padding_side="right",
             add_special_tokens=False,
         )
-        alone = self._processor(text=[self._prompt], images=images[:1], add_special_tokens=False)
-        begin = len(alone["input_ids"][0]) - 1
-        mask = inputs["attention_mask"][:, 1:]
-        return inputs, (mask * (mx.arange(mask.shape[1])[None] >= begin)).astype(mx.float32)
+        places = mx.arange(1, inputs["input_ids"].shape[1])[None]
+        ends = inputs["attention_mask"].sum(axis=1, keepdims=True)
+        begins = ends - mx.array([[len(name) + 1] for name in names])
+        return inputs, ((places >= begins) & (places < ends)).astype(mx.float32)
 
     def _image(self, name: str) -> Any:
+        import numpy as np  # noqa: PLC0415
         from PIL import Image  # noqa: PLC0415
 
-        noise = [self._random.gauss(0, NOISE) for _ in range(SIDE * SIDE * 3)]
-        values = bytes(round(min(max(COLOURS[name][i % 3] + each, 0), 255)) for i, each in enumerate(noise))
-        return Image.frombytes("RGB", (SIDE, SIDE), values)
+        draw = np.random.default_rng(self._random.randrange(2**32))
+        size = draw.choice(SIDES, 2)
+        colour = np.array(COLOURS[name]) + draw.uniform(-SHADE, SHADE, 3)
+        pixels = colour + draw.normal(0, NOISE, (*size, 3))
+        return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
 def _model(config: Mapping[str, Any]) -> Any:
@@ -226,7 +233,7 @@ def _preprocessor_config(max_pixels: int) -> dict[str, Any]:
         "patch_size": PATCH,
         "merge_size": MERGE,
         "temporal_patch_size": 2,
-        "min_pixels": SIDE * SIDE,
+        "min_pixels": LEAST_SIDE**2,
         "max_pixels": max_pixels,
         "image_mean": [0.5] * 3,
         "image_std": [0.5] * 3,

@@ -190,15 +190,24 @@ _SECTIONS = {
 }
 
 
-def chat(*turns: tuple[str, str], **more: Any) -> gen.ChatInput:
-    """A chat of text turns; roles as words."""
+def chat(*turns: tuple[str, str | Sequence[str | bytes]], **more: Any) -> gen.ChatInput:
+    """A chat; roles as words. A turn is a text, or a list of texts and images (bytes)."""
     return gen.ChatInput(
         messages=[
-            gen.ChatMessage(role=gen.Role.Value(f"ROLE_{role.upper()}"), parts=[gen.ContentPart(text=text)])
-            for role, text in turns
+            gen.ChatMessage(
+                role=gen.Role.Value(f"ROLE_{role.upper()}"),
+                parts=map(_part, [content] if isinstance(content, str) else content),
+            )
+            for role, content in turns
         ],
         **more,
     )
+
+
+def _part(content: str | bytes) -> gen.ContentPart:
+    if isinstance(content, str):
+        return gen.ContentPart(text=content)
+    return gen.ContentPart(image=gen.Blob(mime_type="application/octet-stream", data=content))
 
 
 def unary(model: str, **values: Any) -> inf.GenerateRequest:
