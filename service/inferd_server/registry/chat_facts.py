@@ -24,9 +24,9 @@ class ChatFacts:
 
     has_template: bool = False
     takes_tools: bool = False
-    shows_images: bool = False
     tool_call_parser: str = NONE
     reasoning_parser: str = NONE
+    shows_images: bool = False
 
 
 def with_chat_facts(stated: ModelEntry, facts: ChatFacts) -> ModelEntry:
