@@ -17,6 +17,8 @@ a request's seed chooses faults of its steps:
 | STEP_BREAKS_ENGINE | the same, and the engine is broken afterwards |
 | STEP_HANGS | the step hangs while the file INFERD_TEST_STUCK exists |
 | ROW_FAILS | this request's own row fails after three tokens |
+| PREFILL_HANGS | the first step with this request hangs while the file INFERD_TEST_STUCK exists |
+| FIRST_STEP_RAISES | the first step with this request raises |
 
 INFERD_TEST_STEP_SECONDS makes every step take so much longer, so that a short answer runs for as long as a test needs;
 INFERD_TEST_HEARTBEAT_SECONDS makes watches tell signs of life so often; INFERD_TEST_KEEPALIVE_SECONDS makes the server
@@ -37,6 +39,8 @@ STEP_RAISES = 666_001
 STEP_BREAKS_ENGINE = 666_002
 STEP_HANGS = 666_003
 ROW_FAILS = 666_004
+PREFILL_HANGS = 666_005
+FIRST_STEP_RAISES = 666_006
 
 STEP_SECONDS = float(os.environ.get("INFERD_TEST_STEP_SECONDS", "0"))
 
@@ -53,6 +57,7 @@ class FaultyEngine:
         self._name = name
         self._faults: dict[int, int] = {}
         self._tokens: dict[int, int] = {}
+        self._first_step_faults: dict[int, int] = {}
         self._broken = False
 
     def __getattr__(self, attribute: str) -> object:
@@ -64,13 +69,16 @@ class FaultyEngine:
 
     def insert(self, request: DecodeRequest) -> int:
         uid = self._engine.insert(request)
-        if STEP_RAISES <= request.sampling.seed <= ROW_FAILS:
+        if request.sampling.seed in (PREFILL_HANGS, FIRST_STEP_RAISES):
+            self._first_step_faults[uid] = request.sampling.seed
+        elif STEP_RAISES <= request.sampling.seed <= ROW_FAILS:
             self._faults[uid] = request.sampling.seed
             self._tokens[uid] = 0
         return uid
 
     def step(self) -> StepResult:
         time.sleep(STEP_SECONDS)
+        self._fail_first_steps()
         result = self._engine.step()
         for token in result.tokens:
             if token.uid in self._faults:
@@ -78,6 +86,15 @@ class FaultyEngine:
                 if self._tokens[token.uid] == 3:
                     self._fail(token)
         return result
+
+    def _fail_first_steps(self) -> None:
+        while self._first_step_faults:
+            uid, fault = self._first_step_faults.popitem()
+            while fault == PREFILL_HANGS and _stuck():
+                time.sleep(0.02)
+            if fault == FIRST_STEP_RAISES:
+                self._engine.remove(uid)
+                raise RuntimeError("scripted: first step")
 
     def _fail(self, token: Token) -> None:
         fault = self._faults.pop(token.uid)

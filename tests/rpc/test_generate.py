@@ -199,6 +199,29 @@ async def test_an_unexpected_exception_shows_none_of_its_text(
     assert "secret path" in str(record.exc_info[1])
 
 
+class PanicException(BaseException):
+    """As a Rust library raises it."""
+
+
+@pytest.mark.parametrize("after", [None, 2])
+async def test_a_panic_of_a_library_ends_its_own_call_and_shows_none_of_its_text(
+    world: World, after: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.generations.script = fail(PanicException("byte 3 of 'secret' is no boundary"), after=after)
+    for call in (
+        read(world.inference.StreamGenerate(stream_request(), timeout=10)),
+        world.inference.Generate(pb.GenerateRequest(model="tiny", prompt="x"), timeout=10),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+        assert (caught.value.code(), reason_of(caught.value)) == (grpc.StatusCode.INTERNAL, "ENGINE_FAILED")
+    assert world.generations.clean_ends == 2
+    assert "secret" not in caplog.text
+    assert all("generations.py" in record.stack for record in caplog.records if record.name == "inferd.rpc")
+    world.generations.script = answer("fine")
+    await world.inference.Generate(pb.GenerateRequest(model="tiny", prompt="x"))
+
+
 async def test_a_cancelled_stream_is_closed_at_once(world: World) -> None:
     world.generations.script = hang
     call = world.inference.StreamGenerate(stream_request())

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -34,6 +35,14 @@ async def edge(call: Call) -> AsyncIterator[None]:
     except Exception:  # the rpc edge is one of the three walls
         logger.exception(
             "unexpected exception in %s", call.method, extra={"request_id": call.request_id, "model": call.model}
+        )
+        await _abort(call, internal_error())
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as panic:  # noqa: BLE001 - Rust's (tokenizers); grpc would leave the RPC open for ever
+        frames = "".join(traceback.format_tb(panic.__traceback__))  # its text may quote the text that it broke on
+        logger.error(
+            "panic in %s", call.method, extra={"request_id": call.request_id, "model": call.model, "stack": frames}
         )
         await _abort(call, internal_error())
 
