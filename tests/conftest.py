@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 
 from inferd_server.engine.blas import prefer_openblas
+from support.programs import MISSING, TESTED_WITH
 
 # Nothing in a test may reach a model hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -24,6 +25,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("dev", deadline=None, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+def pytest_report_header() -> list[str]:
+    """Tests that are left out here."""
+    return [f"{program} is missing: tests/deploy/{TESTED_WITH[program]} is left out" for program in MISSING]
 
 
 @pytest.fixture(scope="session")

@@ -28,11 +28,13 @@ from inferd_server.config.single import single_model_document, single_model_prob
 from inferd_server.config.template import default_file, reference
 from inferd_server.core.errors import InferdError
 from inferd_server.key_commands import keys_commands
+from inferd_server.service_commands import service_commands
 
 commands = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 config_commands = typer.Typer(no_args_is_help=True, help="Write configuration files.")
 commands.add_typer(config_commands, name="config")
 commands.add_typer(keys_commands, name="keys")
+commands.add_typer(service_commands, name="service")
 
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Allow an address that other machines can reach, without TLS and keys.")
