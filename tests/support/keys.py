@@ -4,9 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import grpc
+import pytest
 import yaml
 
 from inferd_server.config.keys import hash_of, new_key
+from support.calls import Peer, failure_of
+from support.wire import error_details, reason_of
 
 
 class Keys:
@@ -44,3 +48,44 @@ class Keys:
     def of(self, key_id: str) -> list[tuple[str, str]]:
         """The metadata of a call with this key."""
         return [("authorization", f"Bearer {self.secrets[key_id]}")]
+
+
+class As:
+    """Calls with one key, or with any metadata."""
+
+    def __init__(self, peer: Peer, keys: Keys, who: str | list[tuple[str, str]]) -> None:
+        self.peer = peer
+        self.metadata = keys.of(who) if isinstance(who, str) else who
+
+    def call(self, method: str, request: Any) -> Any:
+        stub = self.peer.models if hasattr(self.peer.models, method) else self.peer.inference
+        return getattr(stub, method)(request, metadata=self.metadata, timeout=60)
+
+    async def failure(self, method: str, request: Any) -> grpc.aio.AioRpcError:
+        call = self.call(method, request)
+        if not hasattr(call, "__aiter__"):
+            return await failure_of(call)
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            async for _ in call:
+                pass
+        return failure.value
+
+    async def outcome(self, method: str, request: Any) -> str:
+        """The reason of its refusal; OK."""
+        call = self.call(method, request)
+        try:
+            if hasattr(call, "__aiter__"):
+                await anext(aiter(call))
+                call.cancel()
+            else:
+                await call
+        except grpc.aio.AioRpcError as error:
+            return reason_of(error)
+        return "OK"
+
+
+def status_bytes(error: grpc.aio.AioRpcError) -> bytes:
+    """Everything that the client was told: the status's details and its message."""
+    assert error_details(error)
+    trailers = dict(error.trailing_metadata() or ())
+    return bytes(trailers["grpc-status-details-bin"]) + str(error.details()).encode()

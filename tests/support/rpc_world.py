@@ -16,6 +16,7 @@ from inferd.v1 import inference_service_pb2_grpc, model_service_pb2_grpc
 from inferd_server.core.model import ContentionPolicy, Strategy
 from inferd_server.core.observer import UNOBSERVED, Observer, Tracer
 from inferd_server.rpc.server import ListenSettings, Server, ServerInfo, Services
+from inferd_server.serving.callers import Callers
 from inferd_server.serving.lifecycle import Lifecycle, Phase
 
 MAX_MESSAGE = 16 * 2**20
@@ -70,6 +71,7 @@ async def open_world(
     clock: Callable[[], float] = time.monotonic,
     observer: Observer = UNOBSERVED,
     tracer: Tracer | None = None,
+    callers: Callers | None = None,
     credentials: grpc.ChannelCredentials | None = None,
     **listen: Any,
 ) -> AsyncIterator[World]:
@@ -77,7 +79,7 @@ async def open_world(
     generations, embeddings = FakeGenerations(), FakeEmbeddings()
     registry, lifecycle = registry or FakeRegistry(), Lifecycle()
     lifecycle.advance(phase)
-    services = Services(generations, embeddings, registry, lifecycle, info or server_info())
+    services = Services(generations, embeddings, registry, lifecycle, info or server_info(), callers or Callers())
     listening = ListenSettings(address, MAX_MESSAGE, **listen)
     server = Server(services, listening, clock=clock, observer=observer, tracer=tracer)
     bound = await server.start()

@@ -2,10 +2,6 @@
 
 import asyncio
 import os
-import signal
-import time
-from collections.abc import AsyncIterator, Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import grpc
@@ -16,104 +12,14 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from inferd.v1 import generation_pb2 as gen
 from inferd.v1 import inference_service_pb2 as inf
 from inferd.v1 import model_service_pb2 as mod
-from support import tiny_llama
 from support.calls import Peer, endless, failure_of, read, read_until, streamed, unary
-from support.keys import Keys
+from support.keys import As, Keys, status_bytes
 from support.scraping import metrics_url, scrape_text
-from support.servers import ServerProcess, serving, write_config
-from support.wire import error_details, facts_of, fields_of, reason_of
+from support.servers import ServerProcess
+from support.wire import facts_of, fields_of, reason_of
 
 FORBIDDEN, UNKNOWN = "secret-c", "nobody-x"
 PREFIX = "the quick brown fox jumps over the lazy dog " * 12
-
-
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
-    everything = ["generate", "observe", "admin"]
-    return Keys(
-        tmp_path_factory.mktemp("keys") / "keys.yaml",
-        root={"methods": everything},
-        team={"models": ["open-*"]},
-        twin={"models": ["open-*"]},
-        alias={"models": ["chat"]},
-        loader={"models": ["open-*"], "methods": ["admin"]},
-        looker={"methods": ["observe"]},
-        meek={"strategies": ["fail"], "max_priority": 0},
-        watcher={"methods": ["observe"]},
-        streamer={},
-        changing={"models": ["open-*"]},
-        off={"disabled": True},
-        old={"expires": datetime(2026, 1, 1, tzinfo=UTC)},
-        young={"expires": datetime(2099, 1, 1, tzinfo=UTC)},
-    )
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, keys: Keys) -> Iterator[ServerProcess]:
-    """Serves `open-a` (alias `chat`), `open-b` and `secret-c` (alias `hidden`), of which two fit."""
-    folder = tmp_path_factory.mktemp("keys_server")
-    aliases = {"open-a": ["chat"], "open-b": [], FORBIDDEN: ["hidden"]}
-    models = [
-        {
-            "name": name,
-            "path": tiny_llama.build(folder / name, seed=seed, context_length=100_000),
-            "estimated_memory_gb": 1,
-            "aliases": aliases[name],
-        }
-        for seed, name in enumerate(aliases)
-    ]
-    config = write_config(
-        folder,
-        models,
-        budget_gb=2.5,
-        server={"drain_timeout_s": 1},
-        metrics={"listen": "127.0.0.1:0"},
-        auth={"keys_file": str(keys.path)},
-        logging={"level": "debug", "format": "json"},
-    )
-    with serving(config) as process:
-        process.wait_for_log('"event": "ready"')
-        yield process
-
-
-@pytest.fixture
-async def peer(server: ServerProcess) -> AsyncIterator[Peer]:
-    async with Peer(server.address) as connection:
-        yield connection
-
-
-class As:
-    """Calls with one key, or with any metadata."""
-
-    def __init__(self, peer: Peer, keys: Keys, who: str | list[tuple[str, str]]) -> None:
-        self.peer = peer
-        self.metadata = keys.of(who) if isinstance(who, str) else who
-
-    def call(self, method: str, request: Any) -> Any:
-        stub = self.peer.models if hasattr(self.peer.models, method) else self.peer.inference
-        return getattr(stub, method)(request, metadata=self.metadata, timeout=60)
-
-    async def failure(self, method: str, request: Any) -> grpc.aio.AioRpcError:
-        call = self.call(method, request)
-        if not hasattr(call, "__aiter__"):
-            return await failure_of(call)
-        with pytest.raises(grpc.aio.AioRpcError) as failure:
-            async for _ in call:
-                pass
-        return failure.value
-
-    async def outcome(self, method: str, request: Any) -> str:
-        """The reason of its refusal; OK."""
-        call = self.call(method, request)
-        try:
-            if hasattr(call, "__aiter__"):
-                await anext(aiter(call))
-                call.cancel()
-            else:
-                await call
-        except grpc.aio.AioRpcError as error:
-            return reason_of(error)
-        return "OK"
 
 
 def requests(model: str) -> dict[str, Any]:
@@ -362,87 +268,6 @@ async def test_keys_share_no_prefix_cache_not_even_in_one_batch(peer: Peer, keys
     assert counts[2] == 0
 
 
-# --- reload and revocation --------------------------------------------------------------------------------------
-
-
-def reloaded(server: ServerProcess, keys: Keys, expected: str = "keys reloaded") -> None:
-    """Write the file and wait until the log says that it was read."""
-    seen = len(server.log)
-    keys.write()
-    deadline = time.monotonic() + 30
-    while not any(expected in line for line in server.log[seen:]):
-        assert time.monotonic() < deadline, server.log[seen:]
-        time.sleep(0.02)
-
-
-async def drained(stream: AsyncIterator[Any]) -> None:
-    async for _ in stream:
-        pass
-
-
-async def test_a_revoked_key_s_stream_finishes_its_watch_ends_and_new_calls_are_refused(
-    server: ServerProcess, peer: Peer, keys: Keys
-) -> None:
-    streamer, watcher = As(peer, keys, "streamer"), As(peer, keys, "watcher")
-    stream = streamer.call(
-        "StreamGenerate", streamed("open-a", prompt="x", max_tokens=3000, ignore_eos=True, return_ids=True)
-    )
-    answer = await read_until(stream, "delta")
-    watch = watcher.call("WatchModels", mod.WatchModelsRequest())
-    watching = aiter(watch)
-    await anext(watching)
-    keys.remove("streamer")
-    keys.remove("watcher")
-    await asyncio.to_thread(reloaded, server, keys)
-    assert await streamer.outcome("GetServerInfo", inf.GetServerInfoRequest()) == "CREDENTIALS_INVALID"
-    with pytest.raises(grpc.aio.AioRpcError) as ended:
-        await drained(watching)
-    assert reason_of(ended.value) == "CREDENTIALS_INVALID"
-    answer = await read(stream, answer)
-    assert (answer.end.usage.completion_tokens, len(answer.token_ids)) == (3000, 3000)
-    assert await As(peer, keys, "team").outcome("GetServerInfo", inf.GetServerInfoRequest()) == "OK"
-
-
-async def test_changed_rules_count_from_the_next_call_on_and_for_open_watches(
-    server: ServerProcess, peer: Peer, keys: Keys
-) -> None:
-    changing, root = As(peer, keys, "changing"), As(peer, keys, "root")
-    await root.call("UnloadModel", mod.UnloadModelRequest(name="open-b"))
-    watching = aiter(changing.call("WatchModels", mod.WatchModelsRequest()))
-    assert [model.name for model in (await anext(watching)).snapshot.models] == ["open-a", "open-b"]
-    keys.set("changing", models=["open-b"], methods=["observe"])
-    await asyncio.to_thread(reloaded, server, keys)
-    assert await changing.outcome("Generate", unary("open-b", prompt="x")) == "METHOD_DENIED"
-    assert await changing.outcome("GetModel", mod.GetModelRequest(name="open-a")) == "MODEL_DENIED"
-    await root.call("UnloadModel", mod.UnloadModelRequest(name="open-a"))
-    await root.call("LoadModel", mod.LoadModelRequest(name="open-a"))
-    await root.call("LoadModel", mod.LoadModelRequest(name="open-b"))
-    assert (await anext(watching)).changed.name == "open-b"
-
-
-def test_a_broken_file_changes_nothing_and_is_logged_by_problem_without_its_texts(
-    server: ServerProcess, keys: Keys
-) -> None:
-    good = keys.path.read_text()
-    seen = len(server.log)
-    keys.path.write_text("keys:\n- id: my secret\n  hash: plain-text-secret\n  limit: 3\n")
-    server.wait_for_log("keys refused; nothing changed")
-    told = "\n".join(server.log[seen:])
-    for path in ("keys[0].id", "keys[0].hash", "keys[0].limit"):
-        assert path in told
-    assert "plain-text-secret" not in told
-    assert "my secret" not in told
-
-    async def still_served() -> None:
-        async with Peer(server.address) as peer:
-            assert await As(peer, keys, "team").outcome("GetServerInfo", inf.GetServerInfoRequest()) == "OK"
-
-    asyncio.run(still_served())
-    keys.path.write_text(good)
-    server.signal(signal.SIGHUP)
-    server.wait_for_log("configuration reloaded")
-
-
 # --- what is told -----------------------------------------------------------------------------------------------
 
 
@@ -462,10 +287,3 @@ async def test_no_key_is_ever_told(server: ServerProcess, peer: Peer, keys: Keys
         assert entry["hash"].removeprefix("sha256:") not in told
     assert any('"key_id": "looker"' in line and "METHOD_DENIED" in line for line in server.log)
     assert any('"key_id": ""' in line and "CREDENTIALS_INVALID" in line for line in server.log)
-
-
-def status_bytes(error: grpc.aio.AioRpcError) -> bytes:
-    """Everything that the client was told: the status's details and its message."""
-    assert error_details(error)
-    trailers = dict(error.trailing_metadata() or ())
-    return bytes(trailers["grpc-status-details-bin"]) + str(error.details()).encode()

@@ -1,0 +1,95 @@
+"""A keys file that changes under a running server: new rules, revoked keys, broken files."""
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from inferd.v1 import inference_service_pb2 as inf
+from inferd.v1 import model_service_pb2 as mod
+from support.calls import Peer, read, read_until, streamed, unary
+from support.keys import As, Keys
+from support.servers import ServerProcess
+from support.wire import reason_of
+
+
+def reloaded(server: ServerProcess, keys: Keys, expected: str = "keys reloaded") -> None:
+    """Write the file and wait until the log says that it was read."""
+    seen = len(server.log)
+    keys.write()
+    deadline = time.monotonic() + 30
+    while not any(expected in line for line in server.log[seen:]):
+        assert time.monotonic() < deadline, server.log[seen:]
+        time.sleep(0.02)
+
+
+async def drained(stream: AsyncIterator[Any]) -> None:
+    async for _ in stream:
+        pass
+
+
+async def test_a_revoked_key_s_stream_finishes_its_watch_ends_and_new_calls_are_refused(
+    server: ServerProcess, peer: Peer, keys: Keys
+) -> None:
+    streamer, watcher = As(peer, keys, "streamer"), As(peer, keys, "watcher")
+    stream = streamer.call(
+        "StreamGenerate", streamed("open-a", prompt="x", max_tokens=3000, ignore_eos=True, return_ids=True)
+    )
+    answer = await read_until(stream, "delta")
+    watch = watcher.call("WatchModels", mod.WatchModelsRequest())
+    watching = aiter(watch)
+    await anext(watching)
+    keys.remove("streamer")
+    keys.remove("watcher")
+    await asyncio.to_thread(reloaded, server, keys)
+    assert await streamer.outcome("GetServerInfo", inf.GetServerInfoRequest()) == "CREDENTIALS_INVALID"
+    with pytest.raises(grpc.aio.AioRpcError) as ended:
+        await drained(watching)
+    assert reason_of(ended.value) == "CREDENTIALS_INVALID"
+    answer = await read(stream, answer)
+    assert (answer.end.usage.completion_tokens, len(answer.token_ids)) == (3000, 3000)
+    assert await As(peer, keys, "team").outcome("GetServerInfo", inf.GetServerInfoRequest()) == "OK"
+
+
+async def test_changed_rules_count_from_the_next_call_on_and_for_open_watches(
+    server: ServerProcess, peer: Peer, keys: Keys
+) -> None:
+    changing, root = As(peer, keys, "changing"), As(peer, keys, "root")
+    await root.call("UnloadModel", mod.UnloadModelRequest(name="open-b"))
+    watching = aiter(changing.call("WatchModels", mod.WatchModelsRequest()))
+    assert [model.name for model in (await anext(watching)).snapshot.models] == ["open-a", "open-b"]
+    keys.set("changing", models=["open-b"], methods=["observe"])
+    await asyncio.to_thread(reloaded, server, keys)
+    assert await changing.outcome("Generate", unary("open-b", prompt="x")) == "METHOD_DENIED"
+    assert await changing.outcome("GetModel", mod.GetModelRequest(name="open-a")) == "MODEL_DENIED"
+    await root.call("UnloadModel", mod.UnloadModelRequest(name="open-a"))
+    await root.call("LoadModel", mod.LoadModelRequest(name="open-a"))
+    await root.call("LoadModel", mod.LoadModelRequest(name="open-b"))
+    assert (await anext(watching)).changed.name == "open-b"
+
+
+def test_a_broken_file_changes_nothing_and_is_logged_by_problem_without_its_texts(
+    server: ServerProcess, keys: Keys
+) -> None:
+    good = keys.path.read_text()
+    seen = len(server.log)
+    keys.path.write_text("keys:\n- id: my secret\n  hash: plain-text-secret\n  limit: 3\n")
+    server.wait_for_log("keys refused; nothing changed")
+    told = "\n".join(server.log[seen:])
+    for path in ("keys[0].id", "keys[0].hash", "keys[0].limit"):
+        assert path in told
+    assert "plain-text-secret" not in told
+    assert "my secret" not in told
+
+    async def still_served() -> None:
+        async with Peer(server.address) as peer:
+            assert await As(peer, keys, "team").outcome("GetServerInfo", inf.GetServerInfoRequest()) == "OK"
+
+    asyncio.run(still_served())
+    keys.path.write_text(good)
+    server.signal(signal.SIGHUP)
+    server.wait_for_log("configuration reloaded")
