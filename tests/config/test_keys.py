@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -111,10 +112,11 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=5), st.text())
 def test_any_content_is_refused_by_problems_alone(value: object, text: str) -> None:
-    path = Path("/dev/shm/inferd-any-keys.yaml")
-    for entry in (value, {text: value}, {"id": value, "hash": value, "models": value, "limits": value}):
-        path.write_text(yaml.safe_dump({"keys": [entry]}))
-        assert problems(path)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "keys.yaml"
+        for entry in (value, {text: value}, {"id": value, "hash": value, "models": value, "limits": value}):
+            path.write_text(yaml.safe_dump({"keys": [entry]}))
+            assert problems(path)
 
 
 # --- in a configuration -----------------------------------------------------------------------------------------
