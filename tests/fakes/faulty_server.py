@@ -20,6 +20,8 @@ a request's seed chooses faults of its steps:
 | PREFILL_HANGS | the first step with this request hangs while the file INFERD_TEST_STUCK exists |
 | FIRST_STEP_RAISES | the first step with this request raises |
 
+An Embed request chooses the same by its dimensions (FAULTS_OF_DIMENSIONS), at its third batch.
+
 INFERD_TEST_STEP_SECONDS makes every step take so much longer, so that a short answer runs for as long as a test needs;
 INFERD_TEST_HEARTBEAT_SECONDS makes watches tell signs of life so often; INFERD_TEST_KEEPALIVE_SECONDS makes the server
 ask its clients for one so often, and wait as long for it. SIGUSR1 blocks the event loop while INFERD_TEST_STUCK exists.
@@ -31,6 +33,7 @@ import sys
 import time
 from pathlib import Path
 
+from inferd_server.core.embedding import EncodeRequest
 from inferd_server.core.generation import DecodeRequest, Token
 from inferd_server.core.model import EngineSettings, LoadAbandoned, Loading
 from inferd_server.engine.engine import Engine, StepResult
@@ -41,6 +44,8 @@ STEP_HANGS = 666_003
 ROW_FAILS = 666_004
 PREFILL_HANGS = 666_005
 FIRST_STEP_RAISES = 666_006
+
+FAULTS_OF_DIMENSIONS = {7: STEP_RAISES, 6: STEP_BREAKS_ENGINE, 5: STEP_HANGS, 4: ROW_FAILS}
 
 STEP_SECONDS = float(os.environ.get("INFERD_TEST_STEP_SECONDS", "0"))
 
@@ -67,12 +72,16 @@ class FaultyEngine:
     def is_broken(self) -> bool:
         return self._broken or self._engine.is_broken
 
-    def insert(self, request: DecodeRequest) -> int:
+    def insert(self, request: DecodeRequest | EncodeRequest) -> int:
         uid = self._engine.insert(request)
-        if request.sampling.seed in (PREFILL_HANGS, FIRST_STEP_RAISES):
-            self._first_step_faults[uid] = request.sampling.seed
-        elif STEP_RAISES <= request.sampling.seed <= ROW_FAILS:
-            self._faults[uid] = request.sampling.seed
+        if isinstance(request, EncodeRequest):
+            fault = FAULTS_OF_DIMENSIONS.get(request.dimensions, 0)
+        else:
+            fault = request.sampling.seed
+        if fault in (PREFILL_HANGS, FIRST_STEP_RAISES):
+            self._first_step_faults[uid] = fault
+        elif STEP_RAISES <= fault <= ROW_FAILS:
+            self._faults[uid] = fault
             self._tokens[uid] = 0
         return uid
 
@@ -131,7 +140,7 @@ class AlmostDone:
 
 
 def open_faulty_engine(settings: EngineSettings, loading: Loading) -> Engine:
-    from inferd_server.engine.language import open_language_engine
+    from inferd_server.app import OPENERS
 
     if settings.name.startswith("slow-load"):
         seconds = float(os.environ.get("INFERD_TEST_LOAD_SECONDS", "1"))
@@ -146,7 +155,7 @@ def open_faulty_engine(settings: EngineSettings, loading: Loading) -> Engine:
     if settings.name.startswith("stuck-load"):
         while _stuck():
             time.sleep(0.02)
-    engine = open_language_engine(settings, loading)
+    engine = OPENERS[settings.kind](settings, loading)
     if settings.name.startswith("broken-warmup"):
         engine.close()
         raise RuntimeError("scripted: warm-up")

@@ -64,7 +64,7 @@ class Generations:
         self._options = options
         self._clock = clock
         self._observer = observer
-        self._in_flight = in_flight or InFlight(options.max_queue)
+        self._in_flight = InFlight(options.max_queue) if in_flight is None else in_flight
         self._anonymous = Callers().anonymous
 
     async def stream(
