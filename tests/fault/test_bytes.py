@@ -18,7 +18,7 @@ from support import frames
 from support.contention import Client, request, unary
 from support.servers import ServerProcess
 from support.wholeness import Witness
-from support.wire import reason_of
+from support.wire import end_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.long]
 
@@ -63,7 +63,7 @@ async def answer_to(client: Client, path: str, data: bytes) -> tuple[str, str]:
         else:
             await call
     except grpc.aio.AioRpcError as error:
-        return error.code().name, reason_of(error) if error.trailing_metadata() else ""
+        return error.code().name, end_of(error)
     return "OK", ""
 
 

@@ -20,7 +20,7 @@ from inferd.v1 import inference_service_pb2, model_service_pb2
 from support.contention import Client, policy, serving_with_faults
 from support.servers import ServerProcess, write_config
 from support.wholeness import TROUBLE
-from support.wire import reason_of
+from support.wire import end_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.long]
 
@@ -43,7 +43,7 @@ class Callers:
                 await call
                 end = "OK"
             except grpc.aio.AioRpcError as error:
-                end = reason_of(error) if _has_details(error) else error.code().name
+                end = end_of(error)
             self.ends.setdefault(name, []).append(end)
 
         self.tasks.append(asyncio.create_task(note()))
@@ -70,10 +70,6 @@ class Callers:
         print(self.ends)
         for name, ends in self.ends.items():
             assert set(ends) <= ENDS | {"OK"}, (name, ends)
-
-
-def _has_details(error: grpc.aio.AioRpcError) -> bool:
-    return any(key == "grpc-status-details-bin" for key, _ in error.trailing_metadata() or ())
 
 
 async def _read(call: Any) -> None:

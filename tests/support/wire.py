@@ -45,6 +45,12 @@ def reason_of(error: grpc.aio.AioRpcError) -> str:
     return str(info.reason)
 
 
+def end_of(error: grpc.aio.AioRpcError) -> str:
+    """Its reason; of an error that is not ours, its code."""
+    has_details = any(key == "grpc-status-details-bin" for key, _ in error.trailing_metadata() or ())
+    return reason_of(error) if has_details else str(error.code().name)
+
+
 def facts_of(error: grpc.aio.AioRpcError) -> dict[str, str]:
     """Its ErrorInfo.metadata."""
     return dict(error_details(error)["ErrorInfo"].metadata)

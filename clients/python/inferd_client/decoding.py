@@ -13,6 +13,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from grpc_health.v1 import health_pb2
 
 from inferd.v1 import generation_pb2, inference_service_pb2, model_service_pb2
+from inferd_client.errors import unreadable
 from inferd_client.results import (
     Changed,
     Delta,
@@ -243,7 +244,10 @@ def _model_error(message: model_service_pb2.ModelError) -> ModelError:
 
 
 def _vector(data: bytes) -> "array[float]":
-    vector = array("f", data)
+    vector = array("f")
+    if len(data) % vector.itemsize:
+        raise unreadable(f"a vector of {len(data)} bytes is no row of 32-bit numbers")
+    vector.frombytes(data)
     if sys.byteorder == "big":
         vector.byteswap()
     return vector
@@ -279,4 +283,7 @@ def _time(message: Message, field: str) -> datetime | None:
     if not message.HasField(field):
         return None
     time: Timestamp = getattr(message, field)
-    return time.ToDatetime(tzinfo=UTC)
+    try:
+        return time.ToDatetime(tzinfo=UTC)
+    except (ValueError, OverflowError):  # not a time of this calendar: not worth losing the rest of the answer
+        return None

@@ -254,6 +254,11 @@ def invalid_parameter(option: str, description: str) -> InvalidParameter:
     )
 
 
+def unreadable(description: str) -> EngineFailed:
+    """An answer of a server that breaks the contract."""
+    return EngineFailed(grpc.StatusCode.INTERNAL, "", f"the server's answer is unreadable: {description}")
+
+
 def _class_of(code: grpc.StatusCode, reason: str) -> type[InferdError]:
     return _BY_REASON.get(reason) or _BY_CODE.get(code, InferdError)
 
@@ -282,4 +287,4 @@ def _status(error: grpc.RpcError) -> Any:
 def _seconds(retry: Any) -> float | None:
     if not retry.HasField("retry_delay"):
         return None
-    return float(retry.retry_delay.ToTimedelta().total_seconds())
+    return float(retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9)  # its own conversion refuses odd ones
