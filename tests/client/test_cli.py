@@ -59,6 +59,22 @@ def test_the_prompt_may_come_from_a_pipe(server: WireServer) -> None:
     assert [call.request.prompt for call in server.calls] == ["piped", "dash"]
 
 
+def test_embed_writes_a_line_of_numbers_for_each_text(server: WireServer) -> None:
+    vectors = [b"\0\0\x80\x3f\0\0\0\xc0", b"\0" * 8]
+    response = inference_service_pb2.EmbedResponse(dimensions=2, vectors_f32le=vectors, truncated_texts=[1])
+    server.script("Embed", response, response, response)
+    done = inferd(server, "embed", "tiny", "a", "b c", "--truncate", "--dimensions", "2", "--prompt", "query")
+    assert (done.exit_code, done.stdout) == (0, "1 -2\n0 0\n")
+    assert done.stderr == "cut, since it is too long: 'b c' …\n"
+    request = server.calls[0].request
+    assert (list(request.texts), request.truncation, request.dimensions) == (["a", "b c"], 2, 2)
+    assert (request.prompt_name, request.HasField("normalize")) == ("query", False)
+    piped = inferd(server, "embed", "tiny", "--no-normalize", "--json", input="a\nb c\n")
+    assert json.loads(piped.stdout)["vectors"] == [[1.0, -2.0], [0.0, 0.0]]
+    assert list(server.calls[1].request.texts) == ["a", "b c"]
+    assert server.calls[1].request.HasField("normalize")
+
+
 def test_chat_asks_one_question(server: WireServer) -> None:
     server.script("StreamGenerate", answer("Paris"))
     done = inferd(server, "chat", "tiny", "Capital of France?", "--system", "Be short", "--strategy", "wait")

@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime
+from typing import Any
 
 import grpc
 import pytest
@@ -11,7 +12,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from fakes import wire_server
 from fakes.wire_server import FOREVER, Refusal, WireServer
 from inferd.v1 import generation_pb2, inference_service_pb2, model_service_pb2
-from inferd_client import AsyncClient, Changed, InferdError, ModelNotFound, Removed, Snapshot
+from inferd_client import AsyncClient, Changed, InferdError, InvalidParameter, ModelNotFound, Removed, Snapshot
 from support.both_ways import BothWays
 
 BUDGET = model_service_pb2.MemoryBudget(limit_bytes=100, used_bytes=60)
@@ -119,12 +120,35 @@ async def test_leaving_a_watch_cancels_it_on_the_server(server: WireServer) -> N
 async def test_embeddings_are_float32_vectors(server: WireServer, client: BothWays) -> None:
     server.script(
         "Embed",
-        inference_service_pb2.EmbedResponse(dimensions=2, vectors_f32le=[b"\0\0\x80\x3f\0\0\0\xc0", b"\0" * 8]),
+        inference_service_pb2.EmbedResponse(
+            dimensions=2, vectors_f32le=[b"\0\0\x80\x3f\0\0\0\xc0", b"\0" * 8], truncated_texts=[1], preemptions=2
+        ),
     )
-    embedding = await client.call("embed", "tiny", ["a", "b"], normalize=True, priority=3)
+    options = {"truncation": "end", "dimensions": 2, "prompt_name": "query", "request_id": "r1"}
+    embedding = await client.call("embed", "tiny", ["a", "b"], normalize=True, priority=3, **options)
+    assert (embedding.truncated_texts, embedding.preemptions) == ((1,), 2)
     assert [list(vector) for vector in embedding.vectors] == [[1.0, -2.0], [0.0, 0.0]]
     request = server.calls[0].request
     assert (list(request.texts), request.normalize, request.scheduling.priority) == (["a", "b"], True, 3)
+    assert request.truncation == inference_service_pb2.TEXT_TRUNCATION_END
+    assert (request.dimensions, request.prompt_name, request.request_id) == (2, "query", "r1")
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "error"),
+    [
+        ("one text", {}, TypeError),
+        (["a"], {"truncation": "start"}, InvalidParameter),
+        (["a"], {"dimensions": -1}, InvalidParameter),
+        (["a"], {"temperature": 1.0}, TypeError),
+    ],
+)
+async def test_embed_refuses_what_the_contract_has_not(
+    server: WireServer, client: BothWays, texts: Any, options: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error, match=next(iter(options), "texts")):
+        await client.call("embed", "tiny", texts, **options)
+    assert server.calls == []
 
 
 async def test_tokens_are_counted(server: WireServer, client: BothWays) -> None:

@@ -14,9 +14,9 @@ from inferd_client.channel import DEFAULT_ADDRESS, HEALTH_CHECK, LOOK_UP_SECONDS
 from inferd_client.errors import Cancelled, InferdError, from_rpc
 from inferd_client.options import (
     ContentionOptions,
+    EmbedOptions,
     GenerationOptions,
     Message,
-    SchedulingOptions,
     State,
     StreamOptions,
     Tool,
@@ -198,13 +198,11 @@ class AsyncClient:
         model: str,
         texts: Sequence[str],
         *,
-        normalize: bool | None = None,
-        request_id: str | None = None,
         timeout: float | None = None,
-        **options: Unpack[SchedulingOptions],
+        **options: Unpack[EmbedOptions],
     ) -> results.Embedding:
-        """One vector per text; `normalize` scales each to length 1 (None: the model's default)."""
-        request = requests.embed(model, texts, normalize, request_id, options)
+        """One vector per text (at most 4,096 in a call)."""
+        request = requests.embed(model, texts, options)
         return decoding.embedding(await self._unary(self._stubs.inference.Embed, request, timeout))
 
     async def tokenize(

@@ -46,7 +46,7 @@ System = Annotated[str | None, typer.Option(metavar="TEXT", help="Instructions f
 
 def add_to(app: typer.Typer) -> None:
     """Adds every command of the client to the `inferd` command."""
-    for command in (generate, chat, models, load, unload, watch, cancel, health):
+    for command in (generate, chat, embed, models, load, unload, watch, cancel, health):
         app.command(cls=ClientCommand)(with_endpoint(command))
 
 
@@ -105,6 +105,48 @@ def chat(
             return
         messages.append(("user", [*images, _or_stdin(question, "QUESTION")]))
         write_answer(client, model, as_json, timeout, messages=messages, **options)
+
+
+def embed(
+    endpoint: Endpoint,
+    model: Model,
+    texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="None: each line of stdin.")] = None,
+    truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long, and say so.")] = False,
+    dimensions: Annotated[int | None, typer.Option(metavar="N", help="Keep the first N numbers.")] = None,
+    normalize: Annotated[
+        bool | None, typer.Option("--normalize/--no-normalize", help="Scale each vector to length 1.")
+    ] = None,
+    prompt_name: Annotated[
+        str | None, typer.Option("--prompt", metavar="NAME", help="The model's prompt to put before each text.")
+    ] = None,
+    priority: Priority = None,
+    strategy: Strategy = None,
+    request_id: RequestId = None,
+    as_json: Json = False,
+    timeout: Timeout = None,
+) -> None:
+    """Turn texts into vectors: a line of numbers for each."""
+    given = texts or _or_stdin(None, "TEXT").splitlines()
+    with endpoint.connect() as client:
+        embedding = client.embed(
+            model,
+            given,
+            truncation="end" if truncate else None,
+            dimensions=dimensions,
+            normalize=normalize,
+            prompt_name=prompt_name,
+            priority=priority,
+            strategy=strategy,  # type: ignore[arg-type]  # a wrong word is refused by name
+            request_id=request_id,
+            timeout=timeout,
+        )
+    if as_json:
+        terminal.write_json({**asdict(embedding), "vectors": [list(vector) for vector in embedding.vectors]})
+        return
+    for vector in embedding.vectors:
+        terminal.write_line(" ".join(f"{number:.7g}" for number in vector))
+    for index in embedding.truncated_texts:
+        terminal.write_note(f"cut, since it is too long: {given[index][:64]!r} …")
 
 
 def models(endpoint: Endpoint, as_json: Json = False, timeout: Timeout = LOOK_UP_SECONDS) -> None:

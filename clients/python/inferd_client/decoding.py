@@ -155,6 +155,8 @@ def embedding(response: inference_service_pb2.EmbedResponse) -> Embedding:
         dimensions=response.dimensions,
         vectors=tuple(_vector(data) for data in response.vectors_f32le),
         usage=_copied(Usage, response.usage),
+        truncated_texts=tuple(response.truncated_texts),
+        preemptions=response.preemptions,
     )
 
 

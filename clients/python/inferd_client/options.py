@@ -7,6 +7,7 @@ from inferd.v1 import generation_pb2
 from inferd_client.media import Image
 
 Strategy = Literal["fail", "wait", "preempt", "wait_then_fail", "wait_then_preempt"]
+Truncation = Literal["refuse", "end"]
 UnloadMode = Literal["drain", "if_idle", "force"]
 State = Literal["unloaded", "queued", "loading", "loaded", "draining", "preempting", "unloading", "failed"]
 # What a message says: text, an image, or several of both in their order.
@@ -39,6 +40,24 @@ class SchedulingOptions(ContentionOptions, total=False):
     priority: int | None
     load_if_needed: bool | None
     preemptible: bool | None
+
+
+class EmbedOptions(SchedulingOptions, total=False):
+    """Options of an embedding; what is left out (or None) is the model's default.
+
+    normalize: scale each vector to length 1.
+    truncation: `end` cuts texts that are longer than the model reads (`Embedding.truncated_texts` tells which); else
+        they are refused.
+    dimensions: keep only the first so many numbers of each vector.
+    prompt_name: which of the model's prompts to put before each text (`query`, `document`).
+    request_id: names the request for `cancel` and in logs.
+    """
+
+    normalize: bool | None
+    truncation: Truncation | None
+    dimensions: int | None
+    prompt_name: str | None
+    request_id: str | None
 
 
 class GenerationOptions(SchedulingOptions, total=False):

@@ -12,9 +12,9 @@ from inferd_client.errors import invalid_parameter
 from inferd_client.media import Image
 from inferd_client.options import (
     ContentionOptions,
+    EmbedOptions,
     GenerationOptions,
     Message,
-    SchedulingOptions,
     State,
     StreamOptions,
     Tool,
@@ -64,6 +64,7 @@ _FIELDS = {
     "priority": ("scheduling", "priority"),
     "load_if_needed": ("scheduling", "load_if_needed"),
     "preemptible": ("scheduling", "preemptible"),
+    **{name: ("", name) for name in ("normalize", "truncation", "dimensions", "prompt_name")},
     "request_id": ("", "request_id"),
     "session_id": ("", "session_id"),
     "waiting_events": ("stream", "waiting_events"),
@@ -102,16 +103,12 @@ def stream(
     )
 
 
-def embed(
-    model: str, texts: Sequence[str], normalize: bool | None, request_id: str | None, options: SchedulingOptions
-) -> inference_service_pb2.EmbedRequest:
+def embed(model: str, texts: Sequence[str], options: EmbedOptions) -> inference_service_pb2.EmbedRequest:
     """The request of Embed."""
     request = inference_service_pb2.EmbedRequest()
     _put("model", request, "model", model)
     _put("texts", request, "texts", _not_a_string("texts", texts))
-    _put("normalize", request, "normalize", normalize)
-    _put("request_id", request, "request_id", request_id)
-    _put_options(request, cast("Any", options), SchedulingOptions.__annotations__.keys())
+    _put_options(request, cast("Any", options), EmbedOptions.__annotations__.keys())
     return request
 
 
@@ -317,8 +314,13 @@ def _strategy(value: str) -> int:
     return int(_enum("strategy", generation_pb2.ContentionStrategy, "CONTENTION_STRATEGY_", value))
 
 
+def _truncation(value: str) -> int:
+    return int(_enum("truncation", inference_service_pb2.TextTruncation, "TEXT_TRUNCATION_", value))
+
+
 _CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "strategy": _strategy,
+    "truncation": _truncation,
     "wait_timeout": lambda seconds: _duration("wait_timeout", seconds),
     "preempt_after": lambda seconds: _duration("preempt_after", seconds),
     "stop": lambda stop: [stop] if isinstance(stop, str) else stop,

@@ -218,13 +218,18 @@ class UnloadResult:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """One vector of float32 per text, in order (`numpy.asarray` takes them without a copy)."""
+    """One vector of float32 per text, in order (`numpy.asarray` takes them without a copy).
+
+    truncated_texts: indices of the texts that were cut.
+    """
 
     request_id: str
     model: ServedModel
     dimensions: int
     vectors: tuple["array[float]", ...]
     usage: Usage
+    truncated_texts: tuple[int, ...] = ()
+    preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
