@@ -202,8 +202,6 @@ def _run(config: Config) -> NoReturn:
     # grpc's core writes its own lines, one for each failed handshake: they would be no log lines, and could block.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     _open_standard_files()
-    # grpc writes lines of its own about every handshake that fails: whoever knocks could fill the log.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     # Imported here: they bring grpc and mlx, which the other commands do not need.
     from inferd_server.app import serve as serve_app  # noqa: PLC0415
     from inferd_server.telemetry import logs  # noqa: PLC0415

@@ -147,6 +147,14 @@ def test_a_key_that_others_may_read_is_warned_of(valid: Callable[..., Config], p
     assert valid(tls=pair.section).warnings == ()
 
 
+def test_tls_alone_asks_nobody_who_they_are(valid: Callable[..., Config], pair: PairFiles) -> None:
+    [warning] = valid(server={"listen": "0.0.0.0:1"}, tls=pair.section).warnings
+    assert "TLS alone" in warning
+    assert valid(server={"listen": "127.0.0.1:1"}, tls=pair.section).warnings == ()
+    mutual = {**pair.section, "client_ca": pair.authority}
+    assert valid(server={"listen": "0.0.0.0:1"}, tls=mutual).warnings == ()
+
+
 def test_what_is_no_text_is_refused_by_the_schema(problems_of: Problems) -> None:
     found = problems_of(tls={"certificate": 5, "nonsense": 1, "key": ""})
     assert set(found) == {"tls.certificate", "tls.key", "tls.nonsense"}

@@ -5,6 +5,7 @@ import logging
 import socket
 import ssl
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fakes.generations import finished, started
 from inferd.v1 import inference_service_pb2 as pb
 from inferd.v1 import inference_service_pb2_grpc
 from inferd_server.core.tls import TlsIdentity
+from inferd_server.rpc import server
 from support.certificates import Authority
 from support.rpc_world import World, open_channel, open_world
 from support.streams import eventually
@@ -84,6 +86,47 @@ async def test_http2_is_agreed_on_and_old_protocols_are_not(authority: Authority
             assert await asyncio.to_thread(shake, version) == "h2"
         with pytest.warns(DeprecationWarning, match="TLSv1_1"), pytest.raises(ssl.SSLError):
             await asyncio.to_thread(shake, ssl.TLSVersion.TLSv1_1)
+
+
+@pytest.mark.parametrize("first", [b"", b"\x16\x03\x01\x02"], ids=["nothing", "half a record"])
+async def test_a_handshake_that_never_ends_is_ended(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, first: bytes
+) -> None:
+    monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 0.5)
+    async with open_world(identity=identity(authority)) as world:
+        host, port = world.address.rsplit(":", 1)
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(first)
+        assert await asyncio.wait_for(reader.read(), 60) == b""
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_a_ticket_for_a_session_is_worth_nothing_once_the_authority_is_another(
+    authority: Authority, foreign: Authority, tmp_path: Path
+) -> None:
+    pair = authority.client_files(tmp_path, "a.internal")
+    context = ssl.create_default_context(cadata=authority.pem.decode())
+    context.load_cert_chain(pair.certificate, pair.key)
+    context.set_alpn_protocols(["h2"])
+    async with open_world(identity=identity(authority, authority)) as world:
+        host, port = world.address.rsplit(":", 1)
+
+        def greeted(session: ssl.SSLSession | None) -> tuple[bool, bool, ssl.SSLSession | None]:
+            """Whether the server says anything, whether the session was taken up, and the session."""
+            with (
+                socket.create_connection((host, int(port)), timeout=20) as plain,
+                context.wrap_socket(plain, server_hostname="localhost", session=session) as secure,
+            ):
+                return bool(secure.recv(100)), secure.session_reused or False, secure.session
+
+        answered, _, session = await asyncio.to_thread(greeted, None)
+        assert answered
+        assert session is not None
+        assert (await asyncio.to_thread(greeted, session))[:2] == (True, True)
+        world.server.present(identity(authority, foreign))
+        with suppress(ssl.SSLError, ConnectionError):  # the refusal may also come at once
+            assert (await asyncio.to_thread(greeted, session))[:2] == (False, False)
 
 
 async def test_a_client_without_a_certificate_of_ours_is_refused(authority: Authority, foreign: Authority) -> None:

@@ -229,8 +229,7 @@ class _Reading:
         keys_path = self._keys_path(auth)
         keys = None if keys_path is None else self._keys(keys_path, manager)
         self._check_listen(server, metrics, guarded=tls.certificate is not None or keys is not None)
-        if keys is not None and tls.certificate is None and is_exposed(server.listen):
-            self.warnings.append(f"keys and prompts travel in clear: {server.listen} can be reached without TLS")
+        self._warn_of_exposure(server.listen, tls, has_keys=keys is not None)
         self._check_endpoint(tracing)
         self.problems += rules.policy_problems(manager)
         self.problems += rules.system_problems(server)
@@ -340,6 +339,17 @@ class _Reading:
         if metrics.listen is not None:
             messages["metrics.listen"] = metrics_listen_problem(metrics.listen, insecure=insecure)
         self.problems += [Problem(path, message) for path, message in messages.items() if message]
+
+    def _warn_of_exposure(self, listen: str, tls: TlsSection, *, has_keys: bool) -> None:
+        if not is_exposed(listen):
+            return
+        if has_keys and tls.certificate is None:
+            self.warnings.append(f"keys and prompts travel in clear: {listen} can be reached without TLS")
+        elif not has_keys and tls.client_ca is None and not self.sources.insecure:
+            self.warnings.append(
+                f"whoever can reach {listen} may use and unload the models: TLS alone asks nobody who they are. Set "
+                "auth.keys_file or tls.client_ca"
+            )
 
     def _tls_files(self, tls: TlsSection) -> TlsFiles | None:
         """The files of the section, from the file's folder (from the working directory if a flag or a variable names

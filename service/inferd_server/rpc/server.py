@@ -34,6 +34,8 @@ __all__ = ["ListenSettings", "Server", "ServerInfo", "Services"]
 KEEPALIVE_SECONDS = 30.0
 KEEPALIVE_TIMEOUT_SECONDS = 10.0
 """A client that is frozen or cut off is noticed after both, and what it holds is free again."""
+HANDSHAKE_SECONDS = 20.0
+"""For TLS and the first words of HTTP/2; who takes longer holds a connection for nothing (grpc: two minutes)."""
 MAX_PENDING_CALLS = 8_192
 """Calls that have come and that the event loop has not taken yet; about 10 KiB each."""
 ANSWER_SECONDS = 1.0
@@ -62,6 +64,7 @@ def server_options(max_message_nbytes: int) -> list[tuple[str, int]]:
         # Measured: the line above alone is not heeded, a ping then waits for its answer for a minute.
         ("grpc.http2.ping_timeout_ms", round(1000 * KEEPALIVE_TIMEOUT_SECONDS)),
         ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.server_handshake_timeout_ms", round(1000 * HANDSHAKE_SECONDS)),
         # Of more than 1,000 calls that come at once, grpc drops some by chance, with a bare CANCELLED (measured: 191 of
         # 2,000). Our own bounds refuse with a reason; these only keep a flood from taking all memory.
         ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
