@@ -80,8 +80,8 @@ class PictureFeatures(Protocol):
         """Bytes that it holds."""
 
     @property
-    def tokens(self) -> int:
-        """How many of the prompt's tokens stand for pictures."""
+    def work_nbytes(self) -> int:
+        """Most bytes that looking at them takes."""
 
     @property
     def identity(self) -> str:

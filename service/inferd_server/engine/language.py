@@ -214,13 +214,13 @@ class LanguageEngine:
         self._pacing.note_prefill(piece.tokens)
         if piece.failed is not None:
             return self._result([Token(piece.failed.uid, 0, failure="the model does not take these pictures")])
-        if piece.picture_tokens:
+        if piece.media_nbytes:
             self._pacing.note_pictures()
         if piece.caches is not None:
             self._store(piece.ready, piece.caches)
             self._batch.join(piece.ready, piece.caches)
         self._batch.launch()
-        return StepResult([], piece.tokens, piece.picture_tokens)
+        return StepResult([], piece.tokens, piece.media_nbytes)
 
     def _decode(self) -> list[Token]:
         if self._drafting is not None:
