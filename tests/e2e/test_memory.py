@@ -7,6 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from inferd.v1 import model_service_pb2 as mod
 from support import calls, tiny_llama, tiny_vlm
 from support.calls import Peer
 from support.servers import ServerProcess, serving, write_config
@@ -54,6 +55,7 @@ async def test_looking_at_pictures_counts_too(peer: Peer) -> None:
     error = await calls.failure_of(peer.inference.Generate(calls.unary("eyes", chat=[("user", [shown[500], "?"])])))
     assert reason_of(error) == "OUT_OF_MEMORY"
     assert int(facts_of(error)["required_bytes"]) > 2 * 4 * (500 // 14) ** 4  # the scores of two heads alone
+    await peer.models.UnloadModel(mod.UnloadModelRequest(name="eyes"), timeout=20)  # its share is the others' again
 
 
 async def test_prompt_tokens_that_were_seen_before_are_reported_and_change_nothing(peer: Peer) -> None:

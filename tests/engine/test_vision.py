@@ -179,9 +179,7 @@ def test_prefixes_are_shared_by_those_who_saw_the_same(
 
 
 @pytest.mark.parametrize("sides", [[(60, 60)], [(500, 400)], [(300, 200)] * 6])
-def test_looking_at_pictures_takes_no_more_than_the_formulas_say(
-    tmp_path: Path, sides: list[tuple[int, int]]
-) -> None:
+def test_looking_at_pictures_takes_no_more_than_the_formulas_say(tmp_path: Path, sides: list[tuple[int, int]]) -> None:
     import mlx.core as mx
 
     sharp = VisionReference(tiny_vlm.build(tmp_path / "sharp", max_pixels=400_000))
