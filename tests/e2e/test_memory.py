@@ -7,7 +7,6 @@ from pathlib import Path
 import grpc
 import pytest
 
-from inferd.v1 import model_service_pb2 as mod
 from support import calls, tiny_llama, tiny_vlm
 from support.calls import Peer
 from support.servers import ServerProcess, serving, write_config
@@ -48,16 +47,6 @@ async def test_a_request_that_can_never_fit_is_refused_with_the_numbers(peer: Pe
     assert int(facts["required_bytes"]) > 2 * 512 * 50_000
 
 
-async def test_looking_at_pictures_counts_too(peer: Peer) -> None:
-    shown = {side: tiny_vlm.encoded(tiny_vlm.noise(1, side, side)) for side in (60, 500)}
-    request = calls.unary("eyes", chat=[("user", [shown[60], "?"])], max_tokens=4)
-    assert (await peer.inference.Generate(request, timeout=20)).usage.prompt_tokens > 4
-    error = await calls.failure_of(peer.inference.Generate(calls.unary("eyes", chat=[("user", [shown[500], "?"])])))
-    assert reason_of(error) == "OUT_OF_MEMORY"
-    assert int(facts_of(error)["required_bytes"]) > 2 * 4 * (500 // 14) ** 4  # the scores of two heads alone
-    await peer.models.UnloadModel(mod.UnloadModelRequest(name="eyes"), timeout=20)  # its share is the others' again
-
-
 async def test_prompt_tokens_that_were_seen_before_are_reported_and_change_nothing(peer: Peer) -> None:
     story = "once upon a time " * 5
     first = await peer.inference.Generate(calls.unary("tiny", prompt=story, max_tokens=8), timeout=20)
@@ -95,3 +84,13 @@ async def test_many_that_fit_only_one_after_the_other_all_finish_within_the_limi
     line = server.wait_for_log("peak_nbytes=")
     peak = int(line.split("peak_nbytes=")[1].split()[0])
     assert 0 < peak <= LIMIT_NBYTES
+
+
+# The last: what its model takes, and the room that its prefix cache gets, is not the others' business.
+async def test_looking_at_pictures_counts_too(peer: Peer) -> None:
+    shown = {side: tiny_vlm.encoded(tiny_vlm.noise(1, side, side)) for side in (60, 500)}
+    request = calls.unary("eyes", chat=[("user", [shown[60], "?"])], max_tokens=4)
+    assert (await peer.inference.Generate(request, timeout=20)).usage.prompt_tokens > 4
+    error = await calls.failure_of(peer.inference.Generate(calls.unary("eyes", chat=[("user", [shown[500], "?"])])))
+    assert reason_of(error) == "OUT_OF_MEMORY"
+    assert int(facts_of(error)["required_bytes"]) > 2 * 4 * (500 // 14) ** 4  # the scores of two heads alone
