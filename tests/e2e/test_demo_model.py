@@ -1,13 +1,16 @@
-"""The demo's chat model is real: asked for the capital of France through the socket, it says Paris."""
+"""The demo's large models are real: one says Paris through the socket, the other knows what is alike."""
 
 from collections.abc import AsyncIterator, Iterator
 
+import numpy as np
 import pytest
 
 from inferd.v1 import generation_pb2 as gen
+from inferd.v1 import inference_service_pb2 as inf
 from inferd_client import AsyncClient
 from support.calls import Peer, read, streamed, unary
 from support.demo_folder import PREPARING_SECONDS, demo_folder
+from support.numpy_bert import NumpyBert
 from support.servers import ServerProcess
 
 QUESTION = [("user", "What is the capital of France?")]
@@ -58,3 +61,45 @@ async def test_it_stops_at_a_sequence_of_real_words(peer: Peer) -> None:
     answer = await read(peer.inference.StreamGenerate(streamed("smollm2", coalesce_ms=0, **wanted)))
     assert answer.end.matched_stop == "is Par"
     assert answer.text == "The capital of France "
+
+
+# --- the embedder -------------------------------------------------------------------------------------------------
+
+PAIRS = [
+    ("The new movie is awesome", "The new movie is so great", 0.894),
+    ("The cat sits outside", "The cat plays in the garden", 0.679),
+    ("I love pasta", "Do you like pizza?", 0.510),
+]
+PUBLISHED = [0.0676569, 0.0634959, 0.0487131]
+"""The first numbers of "This is an example sentence", as the model's makers publish them."""
+
+
+async def test_the_embedder_knows_what_is_alike_and_reproduces_published_numbers(demo_server: ServerProcess) -> None:
+    texts = [text for *pair, _ in PAIRS for text in pair]
+    async with AsyncClient(demo_server.address) as client:
+        embedding = await client.embed("minilm", [*texts, "This is an example sentence"])
+    vectors = np.array(embedding.vectors)
+    assert embedding.dimensions == 384
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    for i, (*_, cosine) in enumerate(PAIRS):
+        assert vectors[2 * i] @ vectors[2 * i + 1] == pytest.approx(cosine, abs=0.001)
+    np.testing.assert_allclose(vectors[-1][:3], PUBLISHED, atol=1e-6)
+
+
+async def test_the_embedders_vectors_are_those_of_an_independent_bert(
+    demo_server: ServerProcess, peer: Peer, pytestconfig: pytest.Config
+) -> None:
+    reference = NumpyBert(demo_folder(pytestconfig) / "minilm")
+    texts = ["I love pasta", "Ünïcödé, 日本語 & emoji 🎬!", "long " * 300]
+    ids = [list((await peer.inference.Tokenize(tokenize(text))).token_ids) for text in texts]
+    async with AsyncClient(demo_server.address) as client:
+        together = await client.embed("minilm", texts, truncation="end")
+        alone = [(await client.embed("minilm", [text], truncation="end")).vectors[0] for text in texts]
+    assert together.truncated_texts == (2,)
+    wanted = [reference.vector(each if len(each) <= 256 else [*each[:255], each[-1]]) for each in ids]
+    np.testing.assert_allclose(together.vectors, wanted, atol=1e-5)
+    np.testing.assert_allclose(together.vectors, alone, atol=1e-6)
+
+
+def tokenize(text: str) -> inf.TokenizeRequest:
+    return inf.TokenizeRequest(model="minilm", prompt=text, return_ids=True)
