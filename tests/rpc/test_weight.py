@@ -14,7 +14,7 @@ from inferd_server.core.generation import ChatPrompt
 from inferd_server.core.model import Capability
 from inferd_server.rpc.validate import MAX_JSON_CHARACTERS_IN_ALL
 from inferd_server.rpc.validate_chat import MAX_JSON_CHARACTERS
-from inferd_server.rpc.weight import LIGHT_JSON_CHARACTERS, LIGHT_NBYTES, LIGHT_PIECES, LIGHT_TOKEN_IDS, run_weighed
+from inferd_server.rpc.weight import LIGHT_JSON_CHARACTERS, LIGHT_PIECES, LIGHT_TOKEN_IDS, run_weighed
 from support.rpc_world import World
 from support.wire import fields_of
 
@@ -76,7 +76,7 @@ async def test_a_json_text_is_parsed_once(tools: World, monkeypatch: pytest.Monk
 
 
 MANY_PARTS = gen.ChatMessage(role=gen.ROLE_USER, parts=HI.parts[:1] * LIGHT_PIECES)
-LARGE_IMAGE = gen.ChatMessage(parts=[gen.ContentPart(image=gen.Blob(data=bytes(LIGHT_NBYTES)))])
+IMAGE = gen.ChatMessage(parts=[gen.ContentPart(image=gen.Blob(data=b"x"))])
 MANY_CALLS = gen.ChatMessage(role=gen.ROLE_ASSISTANT, tool_calls=[gen.ToolCall()] * LIGHT_PIECES)
 
 
@@ -90,7 +90,7 @@ MANY_CALLS = gen.ChatMessage(role=gen.ROLE_ASSISTANT, tool_calls=[gen.ToolCall()
         ({"chat": chat(messages=LIGHT_PIECES // 2 + 1)}, True),
         ({"chat": chat(messages=LIGHT_PIECES + 1)}, True),
         ({"chat": gen.ChatInput(messages=[MANY_PARTS])}, True),
-        ({"chat": gen.ChatInput(messages=[LARGE_IMAGE])}, True),
+        ({"chat": gen.ChatInput(messages=[IMAGE])}, True),
         ({"chat": gen.ChatInput(messages=[MANY_CALLS])}, True),
         ({"tokens": gen.TokenInput(ids=[1] * LIGHT_TOKEN_IDS)}, False),
         ({"tokens": gen.TokenInput(ids=[1] * (LIGHT_TOKEN_IDS + 1))}, True),

@@ -97,6 +97,11 @@ class ChatPrompt:
         """Its media, in the order in which they are shown."""
         return tuple(blob for message in self.messages for blob in message.blobs)
 
+    @property
+    def media_nbytes(self) -> int:
+        """Bytes of its media."""
+        return sum(len(blob.data) for blob in self.blobs)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:

@@ -1,5 +1,6 @@
 """Words about media: bytes as they came, and what they show."""
 
+import dataclasses
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -27,7 +28,7 @@ class Blob:
 
     kind: MediaKind
     mime_type: str
-    data: bytes
+    data: bytes = dataclasses.field(repr=False)
     field: str
 
 
@@ -42,7 +43,7 @@ class Picture:
 
     width: int
     height: int
-    rgb: bytes
+    rgb: bytes = dataclasses.field(repr=False)
     digest: str
 
 

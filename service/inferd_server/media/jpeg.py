@@ -23,22 +23,22 @@ _NEXT_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 
 def read(data: bytes) -> Header:
     """The header of a whole file. Raises Damaged."""
-    kept = [b"\xff\xd8"]
+    kept: list[bytes | memoryview] = [b"\xff\xd8"]
+    view = memoryview(data)
     size: tuple[int, int] | None = None
     orientation = 1
     scans = 0
     for marker, start, end in _segments(data):
-        segment = data[start:end]
         if marker in FRAMES:
             if size is not None:
                 raise Damaged("has two headers")
-            size = _size(segment)
+            size = _size(data[start:end])
         elif marker == SOS:
             scans += 1
-        elif marker == APP1 and orientation == 1 and segment.startswith(exif.PREFIX, 2):
-            orientation = exif.orientation(segment[2:])
+        elif marker == APP1 and orientation == 1 and data.startswith(exif.PREFIX, start + 2):
+            orientation = exif.orientation(data[start + 2 : end])
         if marker not in DROPPED:
-            kept.append(bytes((0xFF, marker)) + segment)
+            kept += [bytes((0xFF, marker)), view[start:end]]
     if size is None or not scans:
         raise Damaged("holds no pixels")
     if scans > MAX_SCANS:

@@ -19,10 +19,11 @@ DEPTHS = frozenset({1, 2, 4, 8, 16})
 def read(data: bytes) -> Header:
     """The header of a whole file. Raises Damaged."""
     chunks: dict[bytes, bytes] = {}
-    pixels: list[bytes] = []
+    pixels: list[memoryview] = []
+    view = memoryview(data)
     for kind, start, end in _chunks(data):
         if kind == b"IDAT":
-            pixels.append(data[start - 8 : end + 4])
+            pixels.append(view[start - 8 : end + 4])
         elif kind in chunks and kind in KEPT:
             raise Damaged(f"has two chunks {_name(kind)}")
         elif kind in {b"acTL", b"eXIf"} or kind in KEPT:
@@ -63,7 +64,7 @@ def _check_chunk(data: bytes, kind: bytes, start: int, end: int) -> None:
         raise Damaged(f"has a chunk {_name(kind)} with a wrong checksum")
 
 
-def _header(chunks: dict[bytes, bytes], pixels: list[bytes]) -> Header:
+def _header(chunks: dict[bytes, bytes], pixels: list[memoryview]) -> Header:
     ihdr = chunks[b"IHDR"]
     if len(ihdr) != 13:
         raise Damaged(f"has a header of {len(ihdr)} bytes; 13 are needed")

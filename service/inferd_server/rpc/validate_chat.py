@@ -88,19 +88,17 @@ def _check_parts(message: pb.ChatMessage, field: str, limits: MediaLimits, viola
         elif kind != "text":
             claim = message.role in SHOWING_ROLES
             violations.require(claim, f"{field}[{i}].{kind}", "belongs to the roles user and tool only")
-            _check_blob(getattr(part, kind), f"{field}[{i}].{kind}", violations)
-            if kind == MediaKind.IMAGE:
-                _check_nbytes(part.image, f"{field}[{i}].{kind}.data", limits.max_image_nbytes, violations)
+            most = limits.max_image_nbytes if kind == MediaKind.IMAGE else None
+            _check_blob(getattr(part, kind), f"{field}[{i}].{kind}", most, violations)
 
 
-def _check_blob(blob: pb.Blob, field: str, violations: Violations) -> None:
+def _check_blob(blob: pb.Blob, field: str, most: int | None, violations: Violations) -> None:
+    """Media of 1 to `most` bytes."""
     violations.check_length(blob.mime_type, f"{field}.mime_type", MAX_MIME_TYPE_CHARACTERS, least=1)
-    violations.require(bool(blob.data), f"{field}.data", "must not be empty")
-
-
-def _check_nbytes(image: pb.Blob, field: str, most: int, violations: Violations) -> None:
-    nbytes = len(image.data)
-    violations.require(nbytes <= most, field, f"has {nbytes} bytes; at most {most} are allowed")
+    nbytes = len(blob.data)  # asked once: each time, the bytes are copied
+    violations.require(nbytes > 0, f"{field}.data", "must not be empty")
+    if most is not None:
+        violations.require(nbytes <= most, f"{field}.data", f"has {nbytes} bytes; at most {most} are allowed")
 
 
 def _check_tool_result(message: pb.ChatMessage, field: str, call_ids: set[str], violations: Violations) -> None:

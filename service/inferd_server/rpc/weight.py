@@ -21,8 +21,6 @@ LIGHT_JSON_CHARACTERS = 65_536
 LIGHT_PIECES = 512
 """Messages, parts, tools and calls that are checked and converted within a few milliseconds."""
 LIGHT_TOKEN_IDS = 65_536
-LIGHT_NBYTES = 2**20
-"""Of a chat; its media are copied."""
 
 
 async def run_weighed(message: InputMessage, work: Callable[[], Result]) -> Result:
@@ -35,9 +33,9 @@ def is_heavy(message: InputMessage) -> bool:
     kind = message.WhichOneof("input")
     if kind == "tokens" and not isinstance(message, inference_service_pb2.TokenizeRequest):
         return len(message.tokens.ids) > LIGHT_TOKEN_IDS
-    if message.chat.ByteSize() > LIGHT_NBYTES:
+    if _has_many_pieces(message.chat) or json_characters(message) > LIGHT_JSON_CHARACTERS:
         return True
-    return _has_many_pieces(message.chat) or json_characters(message) > LIGHT_JSON_CHARACTERS
+    return _shows_media(message.chat)
 
 
 def _has_many_pieces(chat: pb.ChatInput) -> bool:
@@ -45,6 +43,11 @@ def _has_many_pieces(chat: pb.ChatInput) -> bool:
     if pieces > LIGHT_PIECES:
         return True
     return pieces + sum(len(message.parts) + len(message.tool_calls) for message in chat.messages) > LIGHT_PIECES
+
+
+def _shows_media(chat: pb.ChatInput) -> bool:
+    """Their bytes are copied, and may be many."""
+    return any(part.WhichOneof("content") not in {"text", None} for message in chat.messages for part in message.parts)
 
 
 def json_characters(message: InputMessage) -> int:

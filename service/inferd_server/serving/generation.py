@@ -9,6 +9,7 @@ from pathlib import Path
 from inferd_server.core.constraints import Grammar
 from inferd_server.core.errors import InferdError, Reason, preempted, request_timeout
 from inferd_server.core.generation import (
+    ChatPrompt,
     DecodeRequest,
     Event,
     Finished,
@@ -97,6 +98,7 @@ class Generation:
         self._stopwatch = Stopwatch(clock)
         self._observer = observer
         self._preemptions = 0
+        self._media_nbytes = request.prompt.media_nbytes if isinstance(request.prompt, ChatPrompt) else 0
         self._was_handed_back = False  # by a preemption, running or not yet admitted: it asks as one interrupted
         self._preemptions_by: tuple[tuple[str, float], ...] = ()
         self._error: InferdError | None = None
@@ -107,9 +109,9 @@ class Generation:
 
     @property
     def held_nbytes(self) -> int:
-        """Bytes of media that it keeps until its end."""
+        """Bytes of media that it keeps until its end, as they came and as they were read."""
         pictures = None if self.prepared is None else self.prepared.pictures
-        return 0 if pictures is None else pictures.nbytes
+        return self._media_nbytes + (0 if pictures is None else pictures.nbytes)
 
     def end(self, error: InferdError) -> None:
         """End the request from outside with `error`, wherever it stands; its row and its lease are free at once,
