@@ -9,8 +9,13 @@ from matplotlib.figure import Figure
 from processes import ROOT
 
 DOCS = ROOT / "docs"
-BEGIN, END = "<!-- {}: written by make bench ARGS='{}' -->", "<!-- end of {} -->"
-OPTIONS = {"throughput": "--publish", "mixes": "--mixes --publish", "trace": "--trace --publish"}
+BEGIN, END = "<!-- {}: written by make {} -->", "<!-- end of {} -->"
+WORDS = {
+    "throughput": "bench ARGS='--publish'",
+    "mixes": "bench ARGS='--mixes --publish'",
+    "trace": "bench ARGS='--trace --publish'",
+    "soak": "soak ARGS='--publish'",
+}
 
 
 def table(head: Iterable[str], lines: list[list[str]], markdown: bool = False) -> str:
@@ -57,7 +62,7 @@ def both(row: dict[str, Any], side: str, name: str) -> str:
 def publish(section: str, body: str, figure: Figure, alternative: str) -> None:
     """Put text and plot into a section of docs/performance.md; raises ValueError if its marks are gone."""
     page = DOCS / "performance.md"
-    begin = BEGIN.format(section, OPTIONS[section])
+    begin = BEGIN.format(section, WORDS[section])
     before, rest = page.read_text().split(begin)
     _, after = rest.split(END.format(section))
     file = Path("plots") / f"{section}.svg"

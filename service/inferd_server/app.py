@@ -33,6 +33,7 @@ from inferd_server.engine import device
 from inferd_server.engine.awake import kept_awake
 from inferd_server.engine.checks import check_model_folder
 from inferd_server.engine.engine import Engine, EngineOf
+from inferd_server.engine.importing import IMPORTS
 from inferd_server.registry.registry import Registry
 from inferd_server.rpc.server import ListenSettings, Server, ServerInfo, Services
 from inferd_server.scheduler.memory import WorkMemory
@@ -70,19 +71,22 @@ OpenEngine = Callable[[EngineSettings, Loading], EngineOf[Any, Any]]
 
 def _open_language_engine(settings: EngineSettings, loading: Loading) -> Engine:
     # Imported here: mlx_lm takes a second or two, and the port should be open by then.
-    from inferd_server.engine.language import open_language_engine  # noqa: PLC0415
+    with IMPORTS:
+        from inferd_server.engine.language import open_language_engine  # noqa: PLC0415
 
     return open_language_engine(settings, loading)
 
 
 def _open_embedding_engine(settings: EngineSettings, loading: Loading) -> EngineOf[Any, Any]:
-    from inferd_server.engine.embedding import open_embedding_engine  # noqa: PLC0415
+    with IMPORTS:
+        from inferd_server.engine.embedding import open_embedding_engine  # noqa: PLC0415
 
     return open_embedding_engine(settings, loading)
 
 
 def _open_vision_engine(settings: EngineSettings, loading: Loading) -> Engine:
-    from inferd_server.engine.vision import open_vision_engine  # noqa: PLC0415
+    with IMPORTS:
+        from inferd_server.engine.vision import open_vision_engine  # noqa: PLC0415
 
     return open_vision_engine(settings, loading)
 
@@ -101,7 +105,8 @@ def _open_engine(settings: EngineSettings, loading: Loading) -> Engine:
 
 def _load_picture_reader(entry: ModelEntry) -> "PictureReader":
     # Imported here: only a server with a vision model pays for mlx_vlm.
-    from inferd_server.engine.vision_inputs import PictureReader  # noqa: PLC0415
+    with IMPORTS:
+        from inferd_server.engine.vision_inputs import PictureReader  # noqa: PLC0415
 
     engine = entry.engine
     return PictureReader.load(engine.path, trust_remote_code=engine.trust_remote_code, name=entry.name)
@@ -218,12 +223,7 @@ class App:
 
         build = Build(version("inferd"), figures.mlx_version, figures.device)
         return Monitoring(
-            listen,
-            self._registry,
-            build,
-            lambda: self._lifecycle.phase is Phase.READY,
-            process_nbytes=device.process_nbytes,
-            certificate_end=lambda: 0.0 if self._certificate is None else self._certificate.identity.ends,
+            listen, self._registry, build, lambda: self._lifecycle.phase is Phase.READY, device.process_nbytes
         )
 
     def _make_tracing(self) -> "Tracing | None":

@@ -20,14 +20,6 @@ from support.contention import policy
 from support.servers import ServerProcess, serving, write_config
 from support.wire import facts_of, reason_of
 
-TEMPLATE = (
-    "{%- if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
-    "{%- for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-    "{%- for tool_call in m.tool_calls or [] %}{% set tool_call = tool_call.function %}"
-    '<tool_call>\n{"name": "{{ tool_call.name }}", "arguments": {{ tool_call.arguments | tojson }}}\n</tool_call>'
-    "{%- endfor %}<|im_end|>\n{% endfor %}"
-    "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 WEATHER = {
     "name": "get_weather",
     "description": "Forecast for a city.",
@@ -62,9 +54,9 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess
     """`tools` calls them, `opened` begins in its reasoning, `quiet` parses nothing, `plain` takes no tools; `rival`
     fits beside none of them."""
     folder = tmp_path_factory.mktemp("tools")
-    tools = tiny_llama.build(folder / "tools", chat_template=TEMPLATE)
+    tools = tiny_llama.build(folder / "tools", chat_template=tiny_llama.TOOLS_TEMPLATE)
     opened = tiny_llama.build(
-        folder / "opened", chat_template=TEMPLATE.replace("assistant\n{%", "assistant\n<think>\n{%")
+        folder / "opened", chat_template=tiny_llama.TOOLS_TEMPLATE.replace("assistant\n{%", "assistant\n<think>\n{%")
     )
     plain = tiny_llama.build(folder / "plain")
     models: list[dict[str, Any]] = [

@@ -10,6 +10,7 @@ from inferd_server.core.model import EngineKind, EngineSettings
 from .adapters import check_adapter
 from .encoder_folder import dense_files, is_embedder, read_encoder_folder
 from .headers import WeightsError, check_weights, read_header, read_object
+from .importing import IMPORTS
 from .vision_folder import PROCESSOR_FILES, has_processor
 
 
@@ -32,7 +33,8 @@ def check_model_folder(settings: EngineSettings) -> None:
         _check_weights(settings)
         return
     # Imported here: mlx_lm takes a second or two, which only what touches a model should pay.
-    from .upstream import knows_architecture  # noqa: PLC0415
+    with IMPORTS:
+        from .upstream import knows_architecture  # noqa: PLC0415
 
     if "model_file" not in config and not knows_architecture(config):
         kind = str(config.get("model_type"))[:64]
@@ -68,7 +70,8 @@ def _check_vision(settings: EngineSettings, config: dict[str, Any]) -> None:
         raise model_unsupported(settings.name, f"{', '.join(asked)}: not supported for vision models")
     if not has_processor(settings.path):
         raise model_unsupported(settings.name, f"no image processor: none of {', '.join(PROCESSOR_FILES)} is there")
-    from .vision_upstream import knows_vision_architecture  # noqa: PLC0415
+    with IMPORTS:
+        from .vision_upstream import knows_vision_architecture  # noqa: PLC0415
 
     if "model_file" not in config and not knows_vision_architecture(config):
         kind = str(config.get("model_type"))[:64]

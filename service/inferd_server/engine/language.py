@@ -214,13 +214,13 @@ class LanguageEngine:
         self._pacing.note_prefill(piece.tokens)
         if piece.failed is not None:
             return self._result([Token(piece.failed.uid, 0, failure="the model does not take these pictures")])
-        if piece.media_nbytes:
+        if piece.picture_tokens:
             self._pacing.note_pictures()
         if piece.caches is not None:
             self._store(piece.ready, piece.caches)
             self._batch.join(piece.ready, piece.caches)
         self._batch.launch()
-        return StepResult([], piece.tokens, piece.media_nbytes)
+        return StepResult([], piece.tokens, piece.picture_tokens)
 
     def _decode(self) -> list[Token]:
         if self._drafting is not None:

@@ -9,6 +9,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from .importing import IMPORTS
+
 MATCH_SECONDS = 0.2
 """Their patterns take quadratic time on some texts; a match that takes longer raises TimeoutError."""
 
@@ -22,8 +24,9 @@ def open_tool_parser(name: str) -> Callable[[str, list[dict[str, Any]]], Any]:
 
     Blocking: the first call may import mlx_lm (a second or two).
     """
-    import_module("inferd_server.engine.upstream")  # imports mlx_lm so that the process stays as it was
-    parse = import_module(f"mlx_lm.tool_parsers.{name}").parse_tool_call
+    with IMPORTS:
+        import_module("inferd_server.engine.upstream")  # imports mlx_lm so that the process stays as it was
+        parse = import_module(f"mlx_lm.tool_parsers.{name}").parse_tool_call
     home: dict[str, Any] = parse.__globals__  # some modules take over another's parser
     for key, value in list(home.items()):
         # A compiled pattern of the package `regex`, which knows timeouts.
