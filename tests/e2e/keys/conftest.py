@@ -32,6 +32,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
         tpm={"tokens_per_minute": 60},
         one={"max_concurrent": 1},
         short={"max_prompt_tokens": 8, "max_output_tokens": 5},
+        glancer={"max_images": 1, "max_image_mib": 1, "max_image_pixels": 100},
         young={"expires": datetime(2099, 1, 1, tzinfo=UTC)},
     )
 

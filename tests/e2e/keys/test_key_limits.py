@@ -9,6 +9,7 @@ import grpc
 import yaml
 from grpc_health.v1 import health_pb2
 
+from inferd.v1 import generation_pb2 as gen
 from inferd.v1 import inference_service_pb2 as inf
 from inferd.v1 import model_service_pb2 as mod
 from support.calls import Peer, endless, read_until, unary
@@ -142,3 +143,26 @@ async def test_the_server_s_own_limits_bound_all_keys_together_and_change_withou
     finally:
         await asyncio.to_thread(change_limits, server, keys, None)
     assert await As(peer, keys, "twin").outcome("Generate", unary("open-a", prompt="x", max_tokens=1)) == "OK"
+
+
+async def test_a_key_narrows_what_images_amount_to(peer: Peer, keys: Keys) -> None:
+    asking = As(peer, keys, "glancer")
+    info = await asking.call("GetServerInfo", inf.GetServerInfoRequest())
+    assert (info.image_limits.max_images, info.image_limits.max_image_pixels) == (1, 100)
+    assert info.image_limits.max_request_pixels == 33_554_432
+
+    def showing(*images: bytes) -> inf.GenerateRequest:
+        request = unary("open-a", chat=[("user", "x")])
+        blobs = [gen.Blob(mime_type="image/png", data=data) for data in images]
+        request.chat.messages[0].parts.extend(gen.ContentPart(image=blob) for blob in blobs)
+        return request
+
+    for images, reason, fields in (
+        ([b"x"], "CAPABILITY_MISSING", []),
+        ([b"x", b"x"], "INVALID_PARAMETER", ["chat.messages"]),
+        ([bytes(2**20 + 1)], "INVALID_PARAMETER", ["chat.messages[0].parts[1].image.data"]),
+    ):
+        error = await asking.failure("Generate", showing(*images))
+        assert reason_of(error) == reason
+        assert fields_of(error) == fields if fields else "BadRequest" not in error_details(error)
+    assert reason_of(await As(peer, keys, "root").failure("Generate", showing(b"x", b"x"))) == "CAPABILITY_MISSING"
