@@ -102,7 +102,11 @@ async def test_cancel_ends_a_request_by_its_id(main_server: ServerProcess, peer:
         (("chat", "plain", "x"), 2, "CAPABILITY_MISSING"),
         (("generate", "short", "x" * 100), 2, "PROMPT_TOO_LONG"),
         (("generate", "tiny", "x", "--strategy", "preempt"), 7, "STRATEGY_DENIED"),
-        (("generate", "endless", "x", "--max-tokens", "100000", "--timeout", "0.5", "--seed", "4"), 6, "time ran out"),
+        (
+            ("generate", "endless", "x", "--max-tokens", "100000", "--timeout", "0.5", "--temperature", "0"),
+            6,
+            "time ran out",
+        ),
         (("load", "nothing"), 3, "MODEL_NOT_FOUND"),
     ],
 )

@@ -142,6 +142,7 @@ def test_an_engine_whose_device_stays_dead_is_broken(engine: Engine, monkeypatch
 
     engine.insert(request(prompt(5)))
     monkeypatch.setattr(batch, "start", fail)
+    engine.step()  # prefill alone
     with pytest.raises(RuntimeError):
         engine.step()
     assert engine.is_broken

@@ -45,6 +45,32 @@ def test_short_prompts_that_arrive_together_get_their_first_token_together(engin
     assert steps_until_first_token(engine, *uids) == [2] * 5
 
 
+def test_prompts_that_come_while_the_first_is_prefilled_decode_with_it_from_the_beginning(engine: Engine) -> None:
+    uids = [engine.insert(request([7] * 5))]
+    assert engine.step().tokens == []
+    uids += [engine.insert(request([7] * length)) for length in (4, 6, 5)]
+    assert engine.step().prefill_tokens == 3 + 5 + 4
+    assert [token.uid for token in engine.step().tokens] == uids
+
+
+def test_whoever_comes_after_that_waits_between_the_steps_of_running_rows(engine: Engine) -> None:
+    first = engine.insert(request([7] * 5))
+    engine.step()
+    second = engine.insert(request([7] * 5))
+    engine.step()
+    third = engine.insert(request([7] * 5))
+    assert [token.uid for token in engine.step().tokens] == [first, second]
+    assert engine.step().prefill_tokens == 4
+    assert [token.uid for token in engine.step().tokens] == [first, second, third]
+
+
+def test_the_first_prompt_does_not_wait_for_a_part_of_a_long_one(engine: Engine) -> None:
+    first = engine.insert(request([7] * 5))
+    engine.step()
+    engine.insert(request([7] * 10 * STEP_SIZE))
+    assert [token.uid for token in engine.step().tokens] == [first]
+
+
 def test_running_rows_get_a_token_between_the_chunks_of_a_long_prompt(engine: Engine) -> None:
     running = engine.insert(request([7, 8, 9], 60))
     engine.step()
@@ -113,8 +139,9 @@ def test_the_end_of_a_long_prompt_is_not_prefilled_anew_beside_a_short_one(engin
     for _ in range(pieces):
         engine.step()
     short = engine.insert(request([8, 9, 10]))
-    first = steps_until_first_token(engine, short, long)
-    assert first[0] < first[1]
+    results = [engine.step() for _ in range(3)]
+    assert [result.prefill_tokens for result in results] == [2, 8, 0]
+    assert [token.uid for token in results[-1].tokens] == [short, long]
 
 
 def test_an_idle_night_does_not_look_like_slow_prefill(tiny_model: Path) -> None:

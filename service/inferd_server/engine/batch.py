@@ -122,6 +122,10 @@ class DecodeBatch:
         launch = self._launched
         return launch is not None and any(row.first_launch == launch.number for row in launch.rows)
 
+    def wait(self) -> None:
+        """Wait until the rows' caches are filled."""
+        mx.eval(cache.states(self._caches))
+
     def launch(self) -> None:
         """Launch a model call, with none under way."""
         self._launched = self._draw(self._forward())

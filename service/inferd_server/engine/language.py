@@ -109,6 +109,7 @@ class LanguageEngine:
             log.warning("model %s decodes one request at a time: its cache can't be batched", settings.name)
         self._uids = count()
         self._is_broken = False
+        self._is_opening = True  # nobody decodes since there was nothing to do
         self._start_empty()
 
     @property
@@ -153,6 +154,7 @@ class LanguageEngine:
         row = Row(next(self._uids), request)
         if not self.has_work:
             self._pacing.resume()
+            self._is_opening = True
         self._rows[row.uid] = row
         self._prefill.insert(row)
         return row.uid
@@ -207,20 +209,39 @@ class LanguageEngine:
         if self._batch.is_under_way and (is_prefill_due or self._batch.brings_first_tokens):
             # A launch may block until much of it is computed (it does on the CPU): what is there is handed over first.
             return self._result(self._batch.read())
-        if not is_prefill_due:
-            return self._result(self._decode())
-        most_tokens = self._pacing.piece_tokens(self._batch.has_work)
+        most_tokens = self._pacing.piece_tokens(self._batch.has_work and not self._is_opening)
+        if self._is_opening and self._batch.has_work and not (is_prefill_due and self._prefill.has_short(most_tokens)):
+            return self._result(self._open())
+        if is_prefill_due:
+            return self._fill(most_tokens)
+        return self._result(self._decode())
+
+    def _fill(self, most_tokens: int) -> StepResult:
         piece = self._prefill.advance(self.max_rows - len(self._batch), most_tokens)
         self._pacing.note_prefill(piece.tokens)
         if piece.failed is not None:
             return self._result([Token(piece.failed.uid, 0, failure="the model does not take these pictures")])
         if piece.picture_tokens:
             self._pacing.note_pictures()
+        is_first = self._is_opening and not self._batch.has_work
         if piece.caches is not None:
             self._store(piece.ready, piece.caches)
             self._batch.join(piece.ready, piece.caches)
-        self._batch.launch()
+        if is_first:
+            # Requests that come together come within milliseconds, not at once. Whoever comes while the first of them
+            # are prefilled gets one piece more before anybody decodes: no stream waits for its next token yet, and
+            # small pieces between the decode steps of few rows would cost all of them more.
+            self._batch.wait()
+        else:
+            self._is_opening = False
+            self._batch.launch()
         return StepResult([], piece.tokens, piece.picture_tokens)
+
+    def _open(self) -> list[Token]:
+        """The first tokens since there was nothing to do."""
+        self._is_opening = False
+        self._batch.launch()
+        return self._batch.read()
 
     def _decode(self) -> list[Token]:
         if self._drafting is not None:
@@ -250,6 +271,7 @@ class LanguageEngine:
 
     def _start_empty(self) -> None:
         self._rows: dict[int, Row] = {}
+        self._is_opening = True
         self._prefixes = PrefixCache(self._model, self._prefix_cache_nbytes, can_cut=self._can_cut)
         self._prefill = Prefill(self._model, self._batching, self._prefixes, self._sight)
         if self._sight is None:

@@ -76,6 +76,10 @@ class Prefill:
         """Bytes of the caches of prompts under way."""
         return sum(cache.nbytes(row.caches) for row in self._waiting if row.caches)
 
+    def has_short(self, most_tokens: int) -> bool:
+        """Whether somebody waits whose whole prompt is but one piece of so many tokens."""
+        return any(row.unfilled <= most_tokens and row.request.pictures is None for row in self._waiting)
+
     def insert(self, row: Row) -> None:
         """Take a sequence."""
         self._waiting.append(row)
