@@ -88,6 +88,18 @@ class VisionReference:
         steps = generate_step(ids, self.model, pixels, mask, max_tokens=tokens, **rest)
         return [(token, np.array(logprobs.astype(mx.float32)).reshape(-1)) for token, logprobs in steps]
 
+    def greedy_as_prepared(self, *turns: Sequence[Any], tokens: int = 16) -> list[int]:
+        """mlx_vlm's tokens for what serving prepares of a chat with pictures."""
+        import mlx.core as mx
+        from mlx_vlm.generate.ar import generate_step
+
+        prompt, pictures = self.prompt(*turns)
+        values = {name: mx.array(value) for name, value in pictures.values.items()}
+        ids = mx.array([prompt])
+        pixels = values.pop("pixel_values")
+        steps = generate_step(ids, self.model, pixels, mx.ones(ids.shape, mx.int32), max_tokens=tokens, **values)
+        return [token for token, _ in steps]
+
     def prompt(self, *turns: Sequence[Any]) -> tuple[list[int], Any]:
         """(ids, pictures) of a chat of user turns, as serving prepares them."""
         shown = [picture(part) for turn in turns for part in turn if not isinstance(part, str)]

@@ -98,7 +98,7 @@ class PictureReader:
         images = [Image.frombytes("RGB", (each.width, each.height), each.rgb) for each in pictures]
         skeleton = BETWEEN.join(["", *[mark] * len(images), ""])
         try:
-            found = processor(text=[skeleton], images=images, add_special_tokens=False)
+            found = processor(text=[skeleton], images=images)
             values = {name: _plain(value) for name, value in found.items() if name not in OF_THE_PROMPT}
         except MODEL_ERRORS as failure:
             text = f"the model's image processor does not take them: {_told(failure)}"
@@ -109,9 +109,14 @@ class PictureReader:
 
     def _expanded(self, heard: Sequence[str], count: int) -> tuple[str, ...]:
         pieces = heard[0].split(BETWEEN) if len(heard) == 1 else []
-        if len(pieces) != count + 2 or pieces[0] or pieces[-1] or not all(pieces[1:-1]):
-            raise model_unsupported(self._name, "its processor does not put text in the place of each picture")
-        return tuple(pieces[1:-1])
+        texts = tuple(pieces[1:-1])
+        if len(texts) != count or pieces[0] or pieces[-1] or not all(map(self._shows_picture, texts)):
+            raise model_unsupported(self._name, "its processor does not put placeholders in the place of each picture")
+        return texts
+
+    def _shows_picture(self, text: str) -> bool:
+        """A model takes a picture without a placeholder, and does not look at it."""
+        return not self.placeholders.isdisjoint(self._processor.tokenizer.encode(text, add_special_tokens=False))
 
 
 class _Listener:

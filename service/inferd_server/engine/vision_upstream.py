@@ -4,6 +4,7 @@ mlx_vlm is pinned exactly: `load_model` and the classes of its models are not me
 reading of images is used, which opens any string as a URL or a file.
 """
 
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,11 @@ def knows_vision_architecture(config: dict[str, Any]) -> bool:
 
 
 def load_vision_model(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """A model with its weights still unread, and its config. No code of the folder is run: `check_model_folder` refused
-    any."""
-    return mlx_vlm.load_model(folder, lazy=True), mlx_vlm.load_config(folder)
+    """A model with its weights still unread, and its config with what the family's defaults add to it. No code of the
+    folder is run: `check_model_folder` refused any that is not trusted."""
+    model, config = mlx_vlm.load_model(folder, lazy=True), mlx_vlm.load_config(folder)
+    text = getattr(model.config, "text_config", None)
+    return model, {**config, "text_config": vars(text)} if is_dataclass(text) else config
 
 
 def may_be_cut(model: Any, ids: Any, inputs: dict[str, Any]) -> bool:

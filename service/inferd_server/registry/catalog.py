@@ -27,6 +27,7 @@ MAX_DIGESTED_NBYTES = 16 * 1024 * 1024  # of an adapter's file
 MAX_HEADER_NBYTES = 100 * 1024 * 1024  # the format's own limit
 MAX_JSON_NBYTES = 64 * 1024 * 1024
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
+EMBEDDING_NAMES = ("embed_tokens.weight", "tok_embeddings.weight", "word_embeddings.weight", "wte.weight")
 NO_LIMIT = 10**9  # tokenizers state "no limit" as 10**30
 Json = dict[str, Any]
 
@@ -115,7 +116,7 @@ def read_facts(folder: Path, adapter: Path | None = None, draft: Path | None = N
     return ModelFacts(
         architecture=_architecture(config),
         context_length=embedder.max_tokens if embedder else _context_length(config, tokenizer),
-        vocabulary_size=_whole(config, "vocab_size"),
+        vocabulary_size=_whole(config, "vocab_size") or _embedding_rows(folder),
         quantization_bits=_quantization_bits(config),
         embedder=embedder,
         chat=chat,
@@ -234,6 +235,21 @@ def _measure(file: Path, feed: Callable[[bytes], object], damage: list[str]) -> 
     except ValueError as error:
         damage.append(f"{file.name}: {error}")
         return size
+
+
+def _embedding_rows(folder: Path) -> int:
+    """Rows of the table that token ids are looked up in, where a config leaves out how many there are (gemma3's with
+    eyes does); 0 if it isn't found."""
+    for file in weight_files(folder):
+        try:
+            header = json.loads(_read_header(file, file.stat().st_size))
+            shapes = [tensor["shape"] for name, tensor in header.items() if name.endswith(EMBEDDING_NAMES)]
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            continue  # noted as damage elsewhere
+        rows = next((shape[0] for shape in shapes if shape), 0)
+        if _is_whole(rows):
+            return int(rows)
+    return 0
 
 
 def _size_on_disk(file: Path) -> int:
