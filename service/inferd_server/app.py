@@ -223,7 +223,12 @@ class App:
 
         build = Build(version("inferd"), figures.mlx_version, figures.device)
         return Monitoring(
-            listen, self._registry, build, lambda: self._lifecycle.phase is Phase.READY, device.process_nbytes
+            listen,
+            self._registry,
+            build,
+            lambda: self._lifecycle.phase is Phase.READY,
+            process_nbytes=device.process_nbytes,
+            certificate_end=lambda: 0.0 if self._certificate is None else self._certificate.identity.ends,
         )
 
     def _make_tracing(self) -> "Tracing | None":

@@ -120,15 +120,9 @@ def test_a_key_under_a_passphrase_is_refused(problems_of: Problems, pair: PairFi
     assert "passphrase" in problems_of(tls=pair.section)["tls.key"]
 
 
-def test_an_expired_certificate_is_refused_and_one_that_soon_expires_warned_of(
-    problems_of: Problems, valid: Callable[..., Config], authority: Authority, tmp_path: Path
-) -> None:
-    now = datetime.now(UTC)
-    old = authority.server_files(tmp_path, until=now - timedelta(days=1))
+def test_an_expired_certificate_is_refused(problems_of: Problems, authority: Authority, tmp_path: Path) -> None:
+    old = authority.server_files(tmp_path, until=datetime.now(UTC) - timedelta(days=1))
     assert "expired at" in problems_of(tls=old.section)["tls.certificate"]
-    soon = authority.server_files(tmp_path, until=now + timedelta(days=3))
-    [warning] = valid(tls=soon.section).warnings
-    assert "expires at" in warning
 
 
 def test_a_certificate_from_the_future_and_a_list_of_expired_authorities_are_refused(pair: PairFiles) -> None:
@@ -207,3 +201,27 @@ def test_the_same_content_written_again_is_no_change(watch: IdentityWatch, pair:
     watch.look()
     Path(pair.key).write_bytes(Path(pair.key).read_bytes())
     assert watch.look() is None
+
+
+def test_a_certificate_that_soon_ends_is_told_of_once_a_day_until_another_comes(
+    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = datetime.now(UTC)
+    ends = (now + timedelta(days=20)).replace(microsecond=0)
+    pair = authority.server_files(tmp_path, until=ends)
+    files = TlsFiles(Path(pair.certificate), Path(pair.key))
+    identity, _ = read_identity(files)
+    assert identity.ends == ends.timestamp()
+    days = 0.0
+    watch = IdentityWatch(files, identity, lambda: now + timedelta(days=days))
+    told = []
+    for days in (0, 5.9, 6.1, 6.2, 7.0, 7.2, 19, 30):
+        caplog.clear()
+        assert watch.look() is None
+        told += [days] * len(caplog.records)
+    assert told == [6.1, 7.2, 19, 30]
+    authority.server_files(tmp_path)
+    caplog.clear()
+    assert watch.look() is not None
+    assert watch.look() is None
+    assert not caplog.records

@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from support import calls, tiny_llama
+from support import calls, tiny_llama, tiny_vlm
 from support.calls import Peer
 from support.servers import ServerProcess, serving, write_config
 from support.wire import facts_of, reason_of
@@ -21,7 +21,9 @@ TESTS = str(Path(__file__).parents[1])
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("memory")
     model = tiny_llama.build(folder / "model", context_length=100_000)
-    config = write_config(folder, [{"name": "tiny", "path": model, "preload": True}], budget_gb=1)
+    eyes = tiny_vlm.build(folder / "eyes", max_pixels=1_000_000)
+    models = [{"name": "tiny", "path": model, "preload": True}, {"name": "eyes", "path": eyes}]
+    config = write_config(folder, models, budget_gb=1)
     with serving(
         config, program=("-m", "fakes.small_memory"), PYTHONPATH=TESTS, INFERD_TEST_WORK_LIMIT=str(LIMIT_NBYTES)
     ) as server:
@@ -82,3 +84,13 @@ async def test_many_that_fit_only_one_after_the_other_all_finish_within_the_limi
     line = server.wait_for_log("peak_nbytes=")
     peak = int(line.split("peak_nbytes=")[1].split()[0])
     assert 0 < peak <= LIMIT_NBYTES
+
+
+# The last: what its model takes, and the room that its prefix cache gets, is not the others' business.
+async def test_looking_at_pictures_counts_too(peer: Peer) -> None:
+    shown = {side: tiny_vlm.encoded(tiny_vlm.noise(1, side, side)) for side in (60, 500)}
+    request = calls.unary("eyes", chat=[("user", [shown[60], "?"])], max_tokens=4)
+    assert (await peer.inference.Generate(request, timeout=20)).usage.prompt_tokens > 4
+    error = await calls.failure_of(peer.inference.Generate(calls.unary("eyes", chat=[("user", [shown[500], "?"])])))
+    assert reason_of(error) == "OUT_OF_MEMORY"
+    assert int(facts_of(error)["required_bytes"]) > 2 * 4 * (500 // 14) ** 4  # the scores of two heads alone

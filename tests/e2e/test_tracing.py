@@ -16,7 +16,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from fakes.collector import Collector, collecting, facts
 from fakes.faulty_server import STEP_BREAKS_ENGINE
-from support import tiny_llama
+from inferd.v1 import inference_service_pb2 as inf
+from support import tiny_embedder, tiny_llama
 from support.calls import Peer
 from support.contention import Client, policy, request, serving_with_faults
 from support.servers import ServerProcess, serving, write_config
@@ -34,7 +35,7 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[ServerProcess]:
-    """Serves `a` (alias `first`) and `b`, of which one fits."""
+    """Serves `a` (alias `first`) and `b`, of which one fits; and a small embedder."""
     folder = tmp_path_factory.mktemp("tracing")
     models = [
         {
@@ -45,6 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> It
         }
         for name, seed, aliases in (("a", 1, ["first"]), ("b", 2, []))
     ]
+    models.append({"name": "emb", "path": tiny_embedder.build(folder / "emb"), "estimated_memory_gb": 0.1})
     config = write_config(folder, models, budget_gb=1.5, manager={"request_overrides": ["fail", "wait", "preempt"]})
     environ = {
         "INFERD_TRACING_ENDPOINT": f"http://{collector.address}",
@@ -221,6 +223,19 @@ async def test_a_refusal_in_the_queue_has_its_wait(collector: Collector, client:
     assert "inferd.load_generation" not in facts(root)
 
 
+async def test_an_embedding_is_one_span_with_its_wait_its_load_and_its_prefill(
+    collector: Collector, client: Client
+) -> None:
+    message = inf.EmbedRequest(model="emb", texts=[SECRET], request_id="embedded", dimensions=8)
+    answer = await client.inference.Embed(message)
+    root, children = await trace_of(collector, "embedded")
+    assert [child.name for child in children] == ["queue", "load", "queue", "prefill"]
+    said = facts(root)
+    assert (said["gen_ai.operation.name"], said["gen_ai.embeddings.dimension.count"]) == ("embeddings", 8)
+    assert said["gen_ai.usage.input_tokens"] == answer.usage.prompt_tokens
+    assert (said["inferd.model"], said["inferd.load_generation"]) == ("emb", 1)
+
+
 async def test_other_calls_are_traced_too_but_no_probes(
     server: ServerProcess, collector: Collector, client: Client
 ) -> None:
@@ -275,7 +290,6 @@ from inferd_server.config import load_config
 async def main():
     app = App(load_config(Path(sys.argv[1]), {}, {}))
     assert app._tracing is None
-    assert len(app._server._around._layers) == 3
 
 asyncio.run(main())
 assert not [name for name in sys.modules if name.startswith("opentelemetry")]

@@ -156,3 +156,16 @@ def test_gaps_reach_the_target_after_rows_left_and_decode_got_faster() -> None:
     gaps = [device.decode_beside_prefill(pacing) for _ in range(30)]
     assert max(gaps) < 0.11
     assert pacing.piece_tokens(is_decoding=True) > SMALLEST_PIECE
+
+
+def test_a_gap_in_which_pictures_were_looked_at_measures_nothing() -> None:
+    device = Device(decode_seconds=0.01, call_seconds=0.0, token_seconds=0.001)
+    pacing = Pacing(STEP_SIZE, None, device.clock)
+    for _ in range(20):
+        device.decode_beside_prefill(pacing)
+    settled = pacing.piece_tokens(is_decoding=True)
+    device.now += 30.0
+    pacing.note_pictures()
+    pacing.note_prefill(100)
+    device.decode(pacing)
+    assert pacing.piece_tokens(is_decoding=True) == settled

@@ -176,3 +176,23 @@ def test_prefixes_are_shared_by_those_who_saw_the_same(
     assert cached[0] == cached[2] == 0
     assert min(cached[1], cached[3]) > 64
     engine.close()
+
+
+@pytest.mark.parametrize("sides", [[(60, 60)], [(500, 400)], [(300, 200)] * 6])
+def test_looking_at_pictures_takes_no_more_than_the_formulas_say(tmp_path: Path, sides: list[tuple[int, int]]) -> None:
+    import mlx.core as mx
+
+    sharp = VisionReference(tiny_vlm.build(tmp_path / "sharp", max_pixels=400_000))
+    engine = open_eyes(tmp_path / "sharp", prefill_step_size=64)
+    prompt, pictures = sharp.prompt([noise(number, *each) for number, each in enumerate(sides)])
+    asked_for = [request(prompt, 8, pictures=pictures) for _ in range(2)]
+    mx.synchronize()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    run(engine, *asked_for)
+    peak = mx.get_peak_memory() - before
+    first = asked_for[0]
+    formula = engine.footprint.peak_nbytes(2, first.total_tokens, first.context_tokens, first.media_nbytes)
+    assert peak <= formula < 6 * peak
+    engine.close()

@@ -293,5 +293,5 @@ async def test_server_info_tells_limits_and_defaults(world: World) -> None:
     ]
     assert (info.max_message_bytes, info.max_queue_length, info.draining) == (16 * 2**20, 1024, False)
     assert info.image_limits == pb.ImageLimits(
-        max_images=16, max_image_bytes=20 * 2**20, max_image_pixels=25_000_000, max_request_pixels=50_000_000
+        max_images=16, max_image_bytes=20 * 2**20, max_image_pixels=16_777_216, max_request_pixels=33_554_432
     )

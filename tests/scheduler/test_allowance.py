@@ -5,6 +5,7 @@ import pytest
 from inferd_server.scheduler.allowance import (
     MEASURED_TOKENS,
     PATIENCE,
+    UNMEASURED_MEDIA_NBYTE_SECONDS,
     UNMEASURED_TOKEN_SECONDS,
     PrefillAllowance,
 )
@@ -67,3 +68,31 @@ def test_the_last_tokens_count_most() -> None:
     allowance.end(0.0, 0)
     allowance.begin([1])
     assert allowance.seconds == pytest.approx(PATIENCE * 0.01, rel=0.05)
+
+
+def test_media_have_time_of_their_own_by_what_they_take() -> None:
+    allowance = PrefillAllowance(512)
+    allowance.begin([100], 10**9)
+    guessed = 100 * UNMEASURED_TOKEN_SECONDS + 10**9 * UNMEASURED_MEDIA_NBYTE_SECONDS
+    assert allowance.seconds == pytest.approx(PATIENCE * guessed)
+    allowance.end(0.5, 0, 10**9)  # launched
+    allowance.begin([100])
+    assert allowance.seconds > PATIENCE * 0.5  # it is waited for in this step
+    allowance.end(1.5, 100)
+    allowance.begin([], 10**8)
+    assert allowance.seconds >= PATIENCE * 0.2  # 2 s for 10**9
+    allowance.end(0.01, 0)
+    allowance.begin([])
+    assert allowance.seconds == 0
+
+
+def test_looking_at_media_is_no_measurement_of_prefill() -> None:
+    allowance = PrefillAllowance(512)
+    allowance.begin([100], 10**9)
+    allowance.end(50.0, 0, 10**9)
+    allowance.begin([100])
+    allowance.end(50.0, 100)
+    allowance.begin([100])
+    allowance.end(1.0, 0)
+    allowance.begin([512])
+    assert allowance.seconds < PATIENCE * 512 * 0.1

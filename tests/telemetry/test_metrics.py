@@ -182,7 +182,13 @@ def test_each_figure_of_the_registry_has_its_own_metric() -> None:
     )
     statistics = RegistryStatistics(memory, waiting=0, leases=6, states={}, counters=counters)
     picture = Picture(
-        Build("", "", ""), False, RegistrySnapshot((), memory), statistics, lost_log_lines=15, process_nbytes=16
+        Build("", "", ""),
+        False,
+        RegistrySnapshot((), memory),
+        statistics,
+        lost_log_lines=15,
+        process_nbytes=16,
+        certificate_end=17,
     )
     samples = [sample for family in families(picture) for sample in family.samples]
     assert {sample.name: sample.value for sample in samples if not sample.labels} == {
@@ -193,6 +199,7 @@ def test_each_figure_of_the_registry_has_its_own_metric() -> None:
         "inferd_memory_ceiling_bytes": 4,
         "inferd_memory_active_bytes": 5,
         "inferd_memory_process_bytes": 16,
+        "inferd_tls_certificate_end_timestamp_seconds": 17,
         "inferd_leases": 6,
         "inferd_model_load_failures_total": 7,
         "inferd_engine_deaths_total": 8,

@@ -1,7 +1,7 @@
 """What is wrong with certificates and keys in PEM form, before the server presents them. Pure."""
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -11,16 +11,20 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from .problems import Problem
 
-EXPIRY_NOTICE = timedelta(days=14)
 CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
 
 
 class Inspection:
-    """A look at the files' contents, by key of the section, at a time."""
+    """A look at the files' contents, by key of the section, at a time.
+
+    Attributes:
+        ends: when the first of the server's certificates expires, seconds since 1970.
+    """
 
     def __init__(self, contents: Mapping[str, bytes], now: datetime) -> None:
         self.problems: list[Problem] = []
         self.warnings: list[str] = []
+        self.ends: float = 0.0
         self._now = now
         self._inspect(contents)
 
@@ -31,6 +35,7 @@ class Inspection:
             self._check_pair(chain, private_key)
         for certificate in chain:
             self._check_dates(certificate)
+        self.ends = min((each.not_valid_after_utc.timestamp() for each in chain), default=0.0)
         if chain and not _has_names(chain[0]):
             self.warnings.append("tls.certificate: it names no host (subjectAltName), so clients will refuse it")
         if "client_ca" in contents:
@@ -73,8 +78,6 @@ class Inspection:
         elif certificate.not_valid_before_utc > self._now:
             begins = certificate.not_valid_before_utc
             self._refuse("certificate", f"{_name(certificate)} is not valid before {begins:%Y-%m-%d %H:%M} UTC")
-        elif ends - self._now < EXPIRY_NOTICE:
-            self.warnings.append(f"tls.certificate: {_name(certificate)} expires at {ends:%Y-%m-%d %H:%M} UTC")
 
     def _check_authorities(self, authorities: list[x509.Certificate]) -> None:
         expired = [each for each in authorities if each.not_valid_after_utc <= self._now]

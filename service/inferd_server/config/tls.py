@@ -4,7 +4,7 @@ import errno
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from inferd_server.core.tls import TlsIdentity
@@ -14,6 +14,8 @@ from .problems import ConfigError, Problem
 log = logging.getLogger("inferd.tls")
 
 MAX_FILE_NBYTES = 1 << 20
+EXPIRY_NOTICE = timedelta(days=14)
+NOTICE_INTERVAL = timedelta(days=1)
 OPEN_MODE = 0o026
 """Bits of a key file's mode that let others read it or change it. A group may read: so secrets are mounted."""
 
@@ -61,26 +63,38 @@ def read_identity(files: TlsFiles, now: Now = utc_now) -> tuple[TlsIdentity, lis
     problems += inspection.problems
     if problems:
         raise ConfigError(problems)
-    identity = TlsIdentity(contents["certificate"], contents["key"], contents.get("client_ca"))
+    identity = TlsIdentity(contents["certificate"], contents["key"], contents.get("client_ca"), inspection.ends)
     return identity, [*inspection.warnings, *_mode_warnings(files.key)]
 
 
 class IdentityWatch:
-    """Notices that the files have changed.
+    """Notices that the files have changed, and that what is in use soon expires.
 
-    Args:
+    Attributes:
         identity: what is in use.
     """
 
     def __init__(self, files: TlsFiles, identity: TlsIdentity, now: Now = utc_now) -> None:
+        self.identity = identity
         self._files = files
-        self._identity = identity
         self._now = now
         self._seen: Signature | None = None
+        self._next_notice = datetime.fromtimestamp(identity.ends, UTC) - EXPIRY_NOTICE
 
     def look(self) -> TlsIdentity | None:
-        """What the files hold now, if that is new and good. What is bad is logged once and changes nothing.
-        Blocking."""
+        """What the files hold now, if that is new and good: then it is in use. What is bad is logged once and changes
+        nothing. Blocking."""
+        fresh = self._fresh()
+        if fresh is not None:
+            self.identity = fresh
+            self._next_notice = datetime.fromtimestamp(fresh.ends, UTC) - EXPIRY_NOTICE
+        if self._now() >= self._next_notice:
+            self._next_notice = self._now() + NOTICE_INTERVAL
+            ends = datetime.fromtimestamp(self.identity.ends, UTC)
+            log.warning("the certificate ends at %s UTC, and no other has come", f"{ends:%Y-%m-%d %H:%M}")
+        return fresh
+
+    def _fresh(self) -> TlsIdentity | None:
         signature = _signature(self._files)
         if signature == self._seen:
             return None
@@ -91,11 +105,10 @@ class IdentityWatch:
             for problem in error.problems:
                 log.error("certificate not replaced: %s", problem)
             return None
-        if identity == self._identity:
+        if identity == self.identity:
             return None
         for warning in warnings:
             log.warning("%s", warning)
-        self._identity = identity
         return identity
 
 

@@ -78,6 +78,11 @@ class EncodeRequest:
         """Of all texts."""
         return sum(len(ids) for _, ids in self.texts)
 
+    @property
+    def media_nbytes(self) -> int:
+        """It has no media."""
+        return 0
+
 
 @dataclass(slots=True)
 class Encoded:

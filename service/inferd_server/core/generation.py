@@ -233,6 +233,11 @@ class DecodeRequest:
         """Context and output together, at its end."""
         return self.context_tokens + self.max_tokens
 
+    @property
+    def media_nbytes(self) -> int:
+        """Most bytes that looking at its pictures takes."""
+        return 0 if self.pictures is None else self.pictures.work_nbytes
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:

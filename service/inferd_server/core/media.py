@@ -60,8 +60,8 @@ class MediaLimits:
 
     max_images: int = 16
     max_image_nbytes: int = 20 * 2**20
-    max_image_pixels: int = 25_000_000
-    max_request_pixels: int = 50_000_000
+    max_image_pixels: int = 16_777_216
+    max_request_pixels: int = 33_554_432
 
     def narrowed(self, other: "MediaLimits") -> "MediaLimits":
         """The lower of both, limit by limit."""
@@ -81,8 +81,8 @@ class PictureFeatures(Protocol):
         """Bytes that it holds."""
 
     @property
-    def tokens(self) -> int:
-        """How many of the prompt's tokens stand for pictures."""
+    def work_nbytes(self) -> int:
+        """Most bytes that looking at them takes."""
 
     @property
     def identity(self) -> str:

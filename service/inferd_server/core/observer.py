@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from .embedding import EmbedRequest
 from .generation import GenerationRequest, Timing, Usage
 
 
@@ -64,7 +65,7 @@ class CallTrace(GenerationObserver, Protocol):
     def trace_id(self) -> str:
         """For logs, in hexadecimal; "" where nothing is traced."""
 
-    def asked(self, request: GenerationRequest) -> None:
+    def asked(self, request: GenerationRequest | EmbedRequest) -> None:
         """It asks for this."""
 
     def finish(self, end: CallEnd) -> None:
@@ -144,7 +145,7 @@ class Untraced(Unobserved):
 
     trace_id = ""
 
-    def asked(self, request: GenerationRequest) -> None:
+    def asked(self, request: GenerationRequest | EmbedRequest) -> None:
         """See CallTrace."""
 
     def finish(self, end: CallEnd) -> None:

@@ -26,6 +26,7 @@ def kept_awake() -> Iterator[None]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the server, which then drains
         )
     except OSError as error:
         raise OSError(error.errno, f"server.prevent_sleep: {CAFFEINATE}: {error.strerror}") from None

@@ -23,6 +23,10 @@ CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/
 """Where Linux says how much memory this container may use (version 2, then 1)."""
 
 
+FUSED_HEAD_WIDTHS = (64, 80, 96, 128) if mx.metal.is_available() else ()
+"""Of heads whose attention holds no scores in memory; those of long prompts are counted whatever the width."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceReport:
     """`working_set_nbytes` is what the device recommends to use at most, 0 where it does not say (the CPU backend)."""

@@ -14,12 +14,12 @@ PieceT = TypeVar("PieceT")
 @dataclass(frozen=True, slots=True)
 class StepResultOf(Generic[PieceT]):
     """What one step brought. `tokens` holds at most one token for each running sequence, in no promised
-    order; or several of the only one, in theirs (speculative decoding). `picture_tokens`: of a prompt whose pictures it
+    order; or several of the only one, in theirs (speculative decoding). `media_nbytes`: of the request whose media it
     looked at."""
 
     tokens: list[PieceT]
     prefill_tokens: int = 0
-    picture_tokens: int = 0
+    media_nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,7 +221,7 @@ class LanguageEngine:
         self._pacing.note_prefill(piece.tokens)
         if piece.failed is not None:
             return self._result([Token(piece.failed.uid, 0, failure="the model does not take these pictures")])
-        if piece.picture_tokens:
+        if piece.media_nbytes:
             self._pacing.note_pictures()
         is_first = self._is_opening and not self._batch.has_work
         if piece.caches is not None:
@@ -235,7 +235,7 @@ class LanguageEngine:
         else:
             self._is_opening = False
             self._batch.launch()
-        return StepResult([], piece.tokens, piece.picture_tokens)
+        return StepResult([], piece.tokens, piece.media_nbytes)
 
     def _open(self) -> list[Token]:
         """The first tokens since there was nothing to do."""

@@ -4,7 +4,7 @@ A device that runs out of memory kills the process (the CPU backend) or fails la
 known before it starts. So the formulas give upper bounds, checked against measurement in the tests.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -18,6 +18,8 @@ SCORE_COPIES = 3
 """Of an embedder's attention scores at a time: before, with and after the mask and the softmax."""
 MASK_COPIES = 8
 """Of the masks that an embedder may build, as large as one head's scores."""
+PIXEL_COPIES = 3
+"""Of a picture's numbers: as they came, in the model's precision, and laid out for its first layer."""
 LOGIT_COPIES = 8
 """Vectors as wide as the logits that sampling may need at once for a row (float32)."""
 
@@ -29,12 +31,13 @@ class WorkFootprint(Protocol):
     def step_tokens(self) -> int:
         """Most tokens that one step takes in."""
 
-    def peak_nbytes(self, rows: int, longest: int, context: int) -> int:
+    def peak_nbytes(self, rows: int, longest: int, context: int, media_nbytes: int = 0) -> int:
         """Most bytes at any moment for so many requests together. Grows with each argument; 0 without rows.
 
         Args:
             longest: the most `total_tokens` among them (core/work.py).
             context: the most `context_tokens`.
+            media_nbytes: the most `media_nbytes`.
         """
 
 
@@ -73,6 +76,7 @@ class Footprint:
         step_tokens: most tokens of one prefill chunk.
         activation_nbytes: of one token in a prefill chunk.
         logits_nbytes: of one row's logits, in float32.
+        embedding_nbytes: of one token as the first layer takes it, kept for prompts with pictures.
     """
 
     cache: CacheNeed = CacheNeed()
@@ -80,6 +84,7 @@ class Footprint:
     step_tokens: int = 0
     activation_nbytes: int = 0
     logits_nbytes: int = 0
+    embedding_nbytes: int = 0
 
     def cache_nbytes(self, rows: int, longest: int) -> int:
         """Most bytes of caches for so many rows: in a batch each takes the room of the longest.
@@ -89,9 +94,10 @@ class Footprint:
         """
         return rows * self.cache.nbytes(longest, self.step_tokens)
 
-    def peak_nbytes(self, rows: int, longest: int, context: int) -> int:
+    def peak_nbytes(self, rows: int, longest: int, context: int, media_nbytes: int = 0) -> int:
         """Most bytes that decoding these rows together takes at any moment: caches and their copies, one prefill
-        chunk, logits. Grows with each argument; 0 without rows.
+        chunk, logits; and the pictures of one prompt, and what was seen in those of all. Grows with each argument; 0
+        without rows.
 
         Args:
             context: tokens of the longest prompt.
@@ -101,7 +107,8 @@ class Footprint:
         chunk = min(self.step_tokens, context)
         scores = 2 * self.heads * SCORE_NBYTES * (chunk * context + rows * longest)
         caches = TRANSIENT * self.cache_nbytes(rows, longest)
-        return caches + scores + chunk * self.activation_nbytes + rows * LOGIT_COPIES * self.logits_nbytes
+        pictures = media_nbytes + TRANSIENT * rows * context * self.embedding_nbytes if media_nbytes else 0
+        return caches + scores + chunk * self.activation_nbytes + rows * LOGIT_COPIES * self.logits_nbytes + pictures
 
 
 def footprint(config: Mapping[str, Any], cache: CacheNeed, *, step_tokens: int, width: int, itemsize: int) -> Footprint:
@@ -122,6 +129,7 @@ def footprint(config: Mapping[str, Any], cache: CacheNeed, *, step_tokens: int, 
         step_tokens=step_tokens,
         activation_nbytes=(8 * hidden + inner * (4 * experts + 2 * state)) * itemsize,
         logits_nbytes=width * 4,
+        embedding_nbytes=hidden * itemsize,
     )
 
 
@@ -148,7 +156,7 @@ class EncoderFootprint:
         """Most tokens that one step takes in."""
         return max(self.batch_tokens, self.longest_text)
 
-    def peak_nbytes(self, rows: int, longest: int, context: int) -> int:
+    def peak_nbytes(self, rows: int, longest: int, context: int, media_nbytes: int = 0) -> int:
         """See WorkFootprint: `context` is the longest text's tokens, `longest` the most that a request has in all."""
         # Less than half of a batch is padding (text_queue.py).
         tokens = min(max(self.batch_tokens, context), 2 * rows * longest)
@@ -166,6 +174,46 @@ def encoder_footprint(
     attention = max(hidden, heads * _number(config, "head_dim"))
     activation_nbytes = (12 * hidden + 8 * attention + 6 * inner) * itemsize
     return EncoderFootprint(batch_tokens, longest_text, heads, activation_nbytes, itemsize)
+
+
+@dataclass(frozen=True, slots=True)
+class PictureNeed:
+    """What looking at pictures takes, in float32: most of it the scores, each picture's patches by themselves.
+
+    Attributes:
+        patch_values: numbers of one patch, as a processor lays them out.
+        heads: of one layer whose scores are held in memory; 0 where attention is fused.
+        activation_nbytes: of one patch.
+    """
+
+    patch_values: int
+    heads: int
+    activation_nbytes: int
+
+    def nbytes(self, patches: Sequence[int]) -> int:
+        """Most bytes for pictures of so many patches, read together."""
+        each = SCORE_NBYTES * self.patch_values * PIXEL_COPIES + self.activation_nbytes
+        scores = SCORE_COPIES * self.heads * SCORE_NBYTES * sum(count * count for count in patches)
+        return sum(patches) * each + scores
+
+
+def picture_need(config: Mapping[str, Any], fused_widths: Sequence[int]) -> PictureNeed:
+    """By a model's config.json.
+
+    Args:
+        fused_widths: of heads whose attention the device computes without holding scores.
+    """
+    eyes = config.get("vision_config")
+    eyes = eyes if isinstance(eyes, Mapping) else {}
+    side = _number(eyes, "patch_size", "spatial_patch_size") or 14
+    width = max(_number(eyes, key) for key in ("hidden_size", "embed_dim", "width")) or 1024
+    inner = _number(eyes, "intermediate_size") or 4 * width
+    heads = _number(eyes, "num_attention_heads", "num_heads") or 16
+    return PictureNeed(
+        patch_values=3 * side * side * (_number(eyes, "temporal_patch_size") or 1),
+        heads=0 if width // heads in fused_widths else heads,
+        activation_nbytes=(12 * width + 4 * inner) * SCORE_NBYTES,
+    )
 
 
 def _number(config: Mapping[str, Any], *keys: str) -> int:

@@ -51,7 +51,7 @@ class Piece:
     tokens: int = 0
     ready: Sequence[Row] = ()
     caches: cache.Caches | None = None
-    picture_tokens: int = 0
+    media_nbytes: int = 0
     failed: Row | None = None
 
 
@@ -166,7 +166,7 @@ class Prefill:
             self._waiting.remove(row)
             return Piece(failed=row)
         row.rope_delta, row.may_be_cut = row.seen.rope_delta, row.seen.may_be_cut
-        return Piece(picture_tokens=pictures.tokens)
+        return Piece(media_nbytes=pictures.work_nbytes)
 
     def _count(self, row: Row, most_tokens: int) -> int:
         """How many tokens of a row the next chunk has."""

@@ -6,6 +6,7 @@ a caller wrote passes through it, and a caller's text can hold whatever it likes
 """
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,10 @@ from PIL import Image
 from inferd_server.core.errors import FieldViolation, invalid_parameter, model_unsupported
 from inferd_server.core.media import Picture
 
+from .device import FUSED_HEAD_WIDTHS
 from .headers import read_object
 from .loading import MODEL_ERRORS
+from .memory import picture_need
 from .vision_upstream import load_processor
 
 BETWEEN = "\U00100000"
@@ -33,12 +36,12 @@ class PictureTensors:
 
     Attributes:
         values: by name, as the model's `get_input_embeddings` takes them.
-        tokens: how many of the prompt's tokens stand for pictures, their frames included.
+        work_nbytes: most bytes that looking at them takes.
         identity: the same for the same pictures in the same order, and different for others.
     """
 
     values: Mapping[str, Any]
-    tokens: int
+    work_nbytes: int
     identity: str
 
     @property
@@ -62,9 +65,10 @@ class PictureReader:
         placeholders: ids of tokens that stand for pictures.
     """
 
-    def __init__(self, processor: Any, placeholders: frozenset[int], name: str) -> None:
+    def __init__(self, processor: Any, config: Mapping[str, Any], name: str) -> None:
         """Use `load`."""
-        self.placeholders = placeholders
+        self.placeholders = _placeholders(config, processor)
+        self._need = picture_need(config, FUSED_HEAD_WIDTHS)
         self._processor = processor
         self._name = name
 
@@ -81,7 +85,7 @@ class PictureReader:
             raise model_unsupported(name, f"its image processor can't be used: {_told(failure)}") from None
         if not callable(processor) or not hasattr(processor, "image_processor"):
             raise model_unsupported(name, f"its processor, {type(processor).__name__}, takes no images")
-        return cls(processor, _placeholders(folder, processor), name)
+        return cls(processor, read_object(folder / "config.json") or {}, name)
 
     def read(self, pictures: Sequence[Picture], mark: str) -> ReadPictures:
         """Read pictures; blocking, and as long as they are large.
@@ -104,8 +108,8 @@ class PictureReader:
             text = f"the model's image processor does not take them: {_told(failure)}"
             raise invalid_parameter([FieldViolation("chat.messages", text)]) from None
         texts = self._expanded(processor.tokenizer.heard, len(images))
-        tokens = sum(len(ids) for ids in processor.tokenizer.encode_all(texts))
-        return ReadPictures(texts, PictureTensors(values, tokens, "\n".join(each.digest for each in pictures)))
+        work_nbytes = self._need.nbytes(_patches(values, self._need.patch_values))
+        return ReadPictures(texts, PictureTensors(values, work_nbytes, "\n".join(each.digest for each in pictures)))
 
     def _expanded(self, heard: Sequence[str], count: int) -> tuple[str, ...]:
         pieces = heard[0].split(BETWEEN) if len(heard) == 1 else []
@@ -133,16 +137,28 @@ class _Listener:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
 
-    def encode_all(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
-        ids: Sequence[Sequence[int]] = self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-        return ids
 
-
-def _placeholders(folder: Path, processor: Any) -> frozenset[int]:
-    config = read_object(folder / "config.json") or {}
+def _placeholders(config: Mapping[str, Any], processor: Any) -> frozenset[int]:
     stated = [config.get(f"{media}_{key}") for media in ("image", "video") for key in ("token_id", "token_index")]
     stated += [getattr(processor, f"{media}_token_id", None) for media in ("image", "video")]
     return frozenset(each for each in stated if isinstance(each, int))
+
+
+def _patches(values: Mapping[str, Any], patch_values: int) -> list[int]:
+    """How many patches each picture has: by their grids where a processor flattens them, else all alike."""
+    grids = [grid for name, value in values.items() if "grid" in name for grid in np.array(value).reshape(-1, 3)]
+    if grids:
+        return [int(grid.prod()) for grid in grids]
+    sizes = [_sizes(value) for name, value in values.items() if "pixel" in name]
+    return [math.ceil(size / patch_values) for each in sizes for size in each]
+
+
+def _sizes(value: Any) -> list[int]:
+    """Numbers of each picture in an array [..., channels, height, width], or in a list of such."""
+    if isinstance(value, list):
+        return [size for each in value for size in _sizes(each)]
+    shape = getattr(value, "shape", ())
+    return [math.prod(shape[-3:])] * math.prod(shape[:-3])
 
 
 def _plain(value: Any) -> Any:

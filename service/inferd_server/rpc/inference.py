@@ -85,13 +85,16 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         entry = self._resolve(request.model)
         # Checking and converting a full message takes tens of milliseconds.
         checked = await asyncio.to_thread(_checked_texts, request, entry, info)
+        call = current_call()
+        call.trace.asked(checked)
         embedding = await self._embeddings.embed(
             checked,
             caller=current_caller(),
             deadline=self._deadline(context),
-            observer=both(current_call().account, current_call().trace),
+            observer=both(call.account, call.trace),
         )
-        current_call().request_id = embedding.request_id
+        call.account.served(embedding.model)
+        call.request_id = embedding.request_id
         return convert.from_embedding(embedding)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
@@ -154,7 +157,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
                 if isinstance(event, Finished):
                     call.account.finished(event)
                 elif isinstance(event, Started):
-                    call.account.started(event)
+                    call.account.served(event.model)
                     call.request_id = event.request_id
                     call.facts.update(request_id=event.request_id, completion_tokens=0)
                 yield event

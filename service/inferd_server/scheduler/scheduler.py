@@ -7,7 +7,7 @@ from collections.abc import Callable
 from inferd_server.core.errors import InferdError, engine_failed, model_unloaded, out_of_memory, slow_consumer
 from inferd_server.core.model import Clock, EngineSettings, Interrupted, Loading, ResidentStatistics
 from inferd_server.core.observer import UNOBSERVED, Observer
-from inferd_server.core.work import Piece, Work
+from inferd_server.core.work import Extent, Piece, Work
 
 from .coalescing import Ticks
 from .memory import Share, WorkMemory
@@ -58,7 +58,7 @@ class Scheduler:
         self._places = Places(self._waiting)
         self._running: dict[int, AnyStream] = {}  # by number, from admission
         self._emitting: dict[int, AnyStream] = {}  # by the engine's uid, from the Inserted report
-        self._longest = self._longest_context = 0  # tokens, of the running ones
+        self._extent = Extent()  # of the running ones
         self._checked_limit = memory.limit_nbytes  # that everyone who waits fits into, alone
         self._has_freed = False  # since the share was last shrunk
         self._ticks = Ticks(settings.stream_interval)
@@ -256,7 +256,7 @@ class Scheduler:
 
     def _misfit(self, request: Work) -> InferdError | None:
         """The error of what does not fit even alone."""
-        required = self._worker.footprint.peak_nbytes(1, request.total_tokens, request.context_tokens)
+        required = self._peak_nbytes(1, Extent().with_one_more(request))
         if required <= self._memory.limit_nbytes:
             return None
         return out_of_memory(self._settings.name, required, self._memory.limit_nbytes)
@@ -277,11 +277,10 @@ class Scheduler:
 
         Who comes first waits for it, and everyone behind: a long one is not passed by for ever.
         """
-        longest = max(self._longest, stream.request.total_tokens)
-        longest_context = max(self._longest_context, stream.request.context_tokens)
-        if not self._share.take(self._worker.footprint.peak_nbytes(len(self._running) + 1, longest, longest_context)):
+        extent = self._extent.with_one_more(stream.request)
+        if not self._share.take(self._peak_nbytes(len(self._running) + 1, extent)):
             return False
-        self._longest, self._longest_context = longest, longest_context
+        self._extent = extent
         return True
 
     def _give_memory_back(self) -> None:
@@ -289,10 +288,14 @@ class Scheduler:
         if not self._has_freed or self._is_dead:  # a stuck step holds what it has
             return
         self._has_freed = False
-        requests = [stream.request for stream in self._running.values()]
-        self._longest = max((request.total_tokens for request in requests), default=0)
-        self._longest_context = max((request.context_tokens for request in requests), default=0)
-        self._share.shrink(self._worker.footprint.peak_nbytes(len(self._running), self._longest, self._longest_context))
+        self._extent = Extent()
+        for stream in self._running.values():
+            self._extent = self._extent.with_one_more(stream.request)
+        self._share.shrink(self._peak_nbytes(len(self._running), self._extent))
+
+    def _peak_nbytes(self, rows: int, extent: Extent) -> int:
+        footprint = self._worker.footprint
+        return footprint.peak_nbytes(rows, extent.total_tokens, extent.context_tokens, extent.media_nbytes)
 
     # --- what the worker reports
 

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from inferd_server.core.errors import InferdError, engine_failed, model_load_failed
 from inferd_server.core.model import Clock, EngineSettings, LoadAbandoned, Loading
 from inferd_server.core.observer import UNOBSERVED, Observer
-from inferd_server.core.work import Piece
-from inferd_server.engine.engine import EngineOf
+from inferd_server.core.work import Piece, Work
+from inferd_server.engine.engine import EngineOf, StepResultOf
 from inferd_server.engine.memory import Footprint, WorkFootprint
 
 from .allowance import PrefillAllowance
@@ -75,7 +75,7 @@ class Worker:
         self._inbox: SimpleQueue[Command] = SimpleQueue()
         self._uids: dict[int, int] = {}
         self._numbers: dict[int, int] = {}
-        self._fresh: dict[int, int] = {}  # context tokens, by uid, of those without a first token yet
+        self._fresh: dict[int, Work] = {}  # by uid, those without a first token yet
         self._failed_steps = 0
         self._cache_read_at = float("-inf")
         self._is_stopping = False
@@ -199,11 +199,13 @@ class Worker:
             log_without_frames(f"model {self._settings.name!r} did not take a sequence", error)
             return
         self._uids[command.number], self._numbers[uid] = uid, command.number
-        self._fresh[uid] = command.request.context_tokens
+        self._fresh[uid] = command.request
         self.outbox.append(Inserted(command.number, uid))  # no call: it only matters in front of the first token
 
     def _step(self) -> None:
-        self.allowance.begin(self._fresh.values())
+        fresh = self._fresh.values()
+        most_media = max((request.media_nbytes for request in fresh), default=0)
+        self.allowance.begin([request.context_tokens for request in fresh], most_media)
         try:
             result = self._engine.step()
         except Exception as error:
@@ -214,16 +216,16 @@ class Worker:
             self._lose_everything()
             return
         self._failed_steps = 0
-        self._note_progress(result.prefill_tokens)
+        self._note_progress(result)
         if result.tokens:
             self._post(result.tokens, is_urgent=self._has_urgent(result.tokens))
 
-    def _note_progress(self, prefill_tokens: int) -> None:
+    def _note_progress(self, result: StepResultOf[Piece]) -> None:
         now = self._clock()
         if self.busy_since is not None:
             seconds = now - self.busy_since
             self._observer.step(self._settings.name, seconds, len(self._uids))
-            self.allowance.end(seconds, prefill_tokens)
+            self.allowance.end(seconds, result.prefill_tokens, result.media_nbytes)
         self.busy_since = now
         if now >= self._cache_read_at + CACHE_READ_SECONDS:
             self._cache_read_at = now

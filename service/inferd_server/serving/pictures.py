@@ -1,6 +1,7 @@
 """The pictures of prompts: decoded, and read by their model's processor, both off the event loop and few at a time."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -56,11 +57,13 @@ class Pictures:
         if self._prompts >= MAX_PROMPTS or sum(held_nbytes) > MAX_HELD_NBYTES:
             raise queue_full("", MAX_PROMPTS)
         self._prompts += 1
+        is_over = threading.Event()
         try:
             reader = await self._readers.get(entry)
-            work = (reader, blobs, prompt.media_limits, tokenizer.picture_mark)
+            work = (reader, blobs, prompt.media_limits, tokenizer.picture_mark, is_over)
             return await asyncio.get_running_loop().run_in_executor(self._pool, _read, *work)
         finally:
+            is_over.set()
             self._prompts -= 1
 
     async def check_ids(self, ids: Sequence[int], entry: ModelEntry, field: str) -> None:
@@ -85,8 +88,12 @@ class Pictures:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _read(reader: "PictureReader", blobs: Sequence[Blob], limits: MediaLimits, mark: str) -> "ReadPictures":
-    return reader.read(decode(blobs, limits), mark)
+def _read(
+    reader: "PictureReader", blobs: Sequence[Blob], limits: MediaLimits, mark: str, is_over: threading.Event
+) -> "ReadPictures | None":
+    """The pictures; None where the request ended meanwhile, behind the image that was being decoded."""
+    pictures = decode(blobs, limits, lambda: not is_over.is_set())
+    return None if is_over.is_set() else reader.read(pictures, mark)
 
 
 def _check_capabilities(blobs: Sequence[Blob], entry: ModelEntry) -> None:

@@ -6,8 +6,9 @@ No text of a prompt, a stop sequence or an output, unless `of_prompt` is asked f
 import json
 from collections.abc import Iterator, Mapping
 
+from inferd_server.core.embedding import EmbedRequest
 from inferd_server.core.errors import echo
-from inferd_server.core.generation import ChatPrompt, GenerationRequest, Prompt, RawPrompt
+from inferd_server.core.generation import ChatPrompt, GenerationRequest, RawPrompt
 from inferd_server.core.observer import CallEnd
 
 Attributes = Mapping[str, str | int | float | bool | list[str]]
@@ -23,8 +24,28 @@ def of_call(method: str) -> Attributes:
     return {"rpc.system.name": "grpc", "rpc.method": method.removeprefix("/")}
 
 
-def of_request(request: GenerationRequest) -> Attributes:
-    """What a generation request asks for."""
+def of_request(request: GenerationRequest | EmbedRequest) -> Attributes:
+    """What a request asks for."""
+    return {
+        "gen_ai.operation.name": _operation(request),
+        "gen_ai.provider.name": "inferd",
+        "gen_ai.request.model": echo(request.model),
+        "inferd.priority": request.scheduling.priority,
+        **(_of_embedding(request) if isinstance(request, EmbedRequest) else _of_sampling(request)),
+    }
+
+
+def _operation(request: GenerationRequest | EmbedRequest) -> str:
+    if isinstance(request, EmbedRequest):
+        return "embeddings"
+    return "chat" if isinstance(request.prompt, ChatPrompt) else "text_completion"
+
+
+def _of_embedding(request: EmbedRequest) -> Attributes:
+    return {"gen_ai.embeddings.dimension.count": request.dimensions} if request.dimensions else {}
+
+
+def _of_sampling(request: GenerationRequest) -> Attributes:
     sampling = request.sampling
     asked = {
         "temperature": sampling.temperature,
@@ -35,38 +56,32 @@ def of_request(request: GenerationRequest) -> Attributes:
         "seed": sampling.seed,
         "max_tokens": request.stop.max_tokens,
     }
-    return {
-        "gen_ai.operation.name": "chat" if isinstance(request.prompt, ChatPrompt) else "text_completion",
-        "gen_ai.provider.name": "inferd",
-        "gen_ai.request.model": echo(request.model),
-        "inferd.priority": request.scheduling.priority,
-        # A seed may have 64 bits without a sign, an attribute has one.
-        **{f"gen_ai.request.{key}": _signed(value) for key, value in asked.items() if value is not None},
-    }
+    # A seed may have 64 bits without a sign, an attribute has one.
+    return {f"gen_ai.request.{key}": _signed(value) for key, value in asked.items() if value is not None}
 
 
 def _signed(value: float) -> float:
     return value - 2**64 if isinstance(value, int) and value >= 2**63 else value
 
 
-def of_prompt(prompt: Prompt) -> Attributes:
-    """The texts of a prompt, up to MAX_PROMPT_CHARACTERS in all; a prompt of token ids has none."""
-    messages = [
-        {"role": role, "parts": [{"type": "text", "content": text}]} for role, text in _cut(list(_texts(prompt)))
-    ]
+def of_prompt(request: GenerationRequest | EmbedRequest) -> Attributes:
+    """The texts of a request, up to MAX_PROMPT_CHARACTERS in all; a prompt of token ids has none."""
+    messages = [{"role": role, "parts": [{"type": "text", "content": text}]} for role, text in _cut(_texts(request))]
     return {"gen_ai.input.messages": json.dumps(messages)} if messages else {}
 
 
-def _texts(prompt: Prompt) -> Iterator[tuple[str, str]]:
-    if isinstance(prompt, RawPrompt):
-        yield "user", prompt.text
-    elif isinstance(prompt, ChatPrompt):
-        for message in prompt.messages:
+def _texts(request: GenerationRequest | EmbedRequest) -> Iterator[tuple[str, str]]:
+    if isinstance(request, EmbedRequest):
+        yield from (("user", text) for text in request.texts)
+    elif isinstance(request.prompt, RawPrompt):
+        yield "user", request.prompt.text
+    elif isinstance(request.prompt, ChatPrompt):
+        for message in request.prompt.messages:
             for text in message.text_parts:
                 yield message.role.value, text
 
 
-def _cut(texts: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+def _cut(texts: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     left = MAX_PROMPT_CHARACTERS
     for role, text in texts:
         if left <= 0:

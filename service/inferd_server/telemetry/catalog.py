@@ -136,6 +136,11 @@ PROCESS = Metric(
     Kind.GAUGE,
     "memory of the process as the system counts it: the physical footprint on macOS, resident pages on Linux",
 )
+CERTIFICATE_END = Metric(
+    "inferd_tls_certificate_end_timestamp_seconds",
+    Kind.GAUGE,
+    "when the certificate in use expires, seconds since 1970; 0: no TLS",
+)
 LEASES = Metric("inferd_leases", Kind.GAUGE, "requests that hold their model in memory")
 LOAD_FAILURES = Metric("inferd_model_load_failures_total", Kind.COUNTER, "checks and loads that failed")
 ABANDONED_LOADS = Metric("inferd_model_loads_abandoned_total", Kind.COUNTER, "loads given up before their end")
@@ -184,6 +189,7 @@ READ: tuple[Metric, ...] = (
     CEILING,
     ACTIVE,
     PROCESS,
+    CERTIFICATE_END,
     LEASES,
     LOAD_FAILURES,
     ABANDONED_LOADS,

@@ -34,8 +34,10 @@ class Metrics:
         build: Build,
         is_ready: Callable[[], bool],
         process_nbytes: Callable[[], int] = lambda: 0,
+        certificate_end: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._process_nbytes = process_nbytes
+        self._certificate_end = certificate_end
         self._registry = registry
         self._build = build
         self._is_ready = is_ready
@@ -87,7 +89,8 @@ class Metrics:
         another thread.
         """
         encode, content_type = choose_encoder(accept)
-        picture = replace(self._picture(), process_nbytes=await asyncio.to_thread(self._process_nbytes))
+        nbytes = await asyncio.to_thread(self._process_nbytes)
+        picture = replace(self._picture(), process_nbytes=nbytes, certificate_end=self._certificate_end())
         scrape = _Scrape(picture, self._events)
         return await asyncio.to_thread(encode, scrape), content_type
 

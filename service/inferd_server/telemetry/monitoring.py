@@ -27,8 +27,9 @@ class Monitoring:
         build: Build,
         is_ready: Callable[[], bool],
         process_nbytes: Callable[[], int] = lambda: 0,
+        certificate_end: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self.metrics = Metrics(registry, build, is_ready, process_nbytes)
+        self.metrics = Metrics(registry, build, is_ready, process_nbytes, certificate_end)
         self._listen = listen
         self._exposition = Exposition(self.metrics.render)
         self._watch: asyncio.Task[None] | None = None

@@ -31,6 +31,7 @@ class Picture:
     registry: RegistrySnapshot
     statistics: RegistryStatistics
     process_nbytes: int = 0
+    certificate_end: float = 0.0
     lost_log_lines: int = 0
 
 
@@ -47,6 +48,7 @@ def families(picture: Picture) -> Iterator[Family]:
         (catalog.CEILING, memory.ceiling_nbytes),
         (catalog.ACTIVE, memory.active_nbytes),
         (catalog.PROCESS, picture.process_nbytes),
+        (catalog.CERTIFICATE_END, picture.certificate_end),
         (catalog.LEASES, picture.statistics.leases),
         (catalog.LOAD_FAILURES, counters.load_failures),
         (catalog.ABANDONED_LOADS, counters.abandoned_loads),

@@ -7,6 +7,7 @@ import time
 
 from opentelemetry.trace import Span, StatusCode, Tracer, format_trace_id, set_span_in_context
 
+from inferd_server.core.embedding import EmbedRequest
 from inferd_server.core.generation import GenerationRequest, Timing, Usage
 from inferd_server.core.model import Clock
 from inferd_server.core.observer import CallEnd
@@ -45,11 +46,11 @@ class Spans:
         """See CallTrace."""
         return format_trace_id(self._span.get_span_context().trace_id)
 
-    def asked(self, request: GenerationRequest) -> None:
+    def asked(self, request: GenerationRequest | EmbedRequest) -> None:
         """See CallTrace."""
         self._span.set_attributes(attributes.of_request(request))
         if self._record_prompts:
-            self._span.set_attributes(attributes.of_prompt(request.prompt))
+            self._span.set_attributes(attributes.of_prompt(request))
         self._begin("queue")
 
     def loaded(self, load_seconds: float) -> None:

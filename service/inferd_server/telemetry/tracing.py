@@ -103,7 +103,8 @@ class Tracing:
             start_time=moments.now(),
         )
         if not span.is_recording():
-            return _Unsampled(format_trace_id(span.get_span_context().trace_id))
+            context = span.get_span_context()
+            return _Unsampled(format_trace_id(context.trace_id)) if context.is_valid else UNTRACED
         return Spans(self._tracer, span, moments, record_prompts=self._record_prompts)
 
 

@@ -1,6 +1,6 @@
 """What the generation request of a call came to, for the line of its log and its trace."""
 
-from inferd_server.core.generation import Finished, Started, Timing, Usage
+from inferd_server.core.generation import Finished, ServedModel, Timing, Usage
 
 
 class Account:
@@ -21,10 +21,9 @@ class Account:
         self.usage = Usage()
         self.timing: Timing | None = None
 
-    def started(self, event: Started) -> None:
-        """It has its row."""
-        self.model, self.load_generation = event.model.name, event.model.load_generation
-        self.usage = Usage(prompt_tokens=event.prompt_tokens)
+    def served(self, model: ServedModel) -> None:
+        """By this model."""
+        self.model, self.load_generation = model.name, model.load_generation
 
     def finished(self, event: Finished) -> None:
         """Its output has ended."""
