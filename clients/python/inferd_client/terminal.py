@@ -14,6 +14,8 @@ _HINTS = {
     "MODEL_NOT_LOADED": "`inferd load` loads it",
     "CAPACITY_EXHAUSTED": "wait with --strategy wait, make room with `inferd unload`, or raise memory_budget_gb",
     "WAIT_TIMEOUT": "make room with `inferd unload`, or raise memory_budget_gb or wait_timeout_s",
+    "CREDENTIALS_MISSING": "--api-key-file or the variable INFERD_API_KEY gives it",
+    "CREDENTIALS_INVALID": "--api-key-file or the variable INFERD_API_KEY gives another",
     "MODEL_CORRUPT": "fetch its files again, then `inferd load {model}`",
     "MODEL_BUSY": "`--mode drain` waits, `--mode force` ends the requests",
     "MODEL_PINNED": "`--mode drain` unloads it all the same",

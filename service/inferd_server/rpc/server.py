@@ -17,7 +17,8 @@ from .health import Health, HealthServicer
 from .inference import InferenceServicer
 from .interceptors.access_log import access_log
 from .interceptors.around import WATCHES, Around
-from .interceptors.authenticating import authenticating
+from .interceptors.authenticating import HEALTH, authenticating
+from .interceptors.call import Call
 from .interceptors.edge import edge
 from .interceptors.gate import gate
 from .interceptors.identify import identify
@@ -144,11 +145,13 @@ class Server:
         self._around.end_watches(server_shutdown())
 
     def end_revoked_watches(self) -> None:
-        """End the watches whose key is not valid any more; requests that run may finish."""
-        self._around.end_where(
-            lambda call: call.method in WATCHES and call.caller is not None and not self._callers.is_valid(call.caller),
-            credentials_invalid(),
-        )
+        """End the watches whose key is not valid any more, but those of health, which needs none; requests that run may
+        finish."""
+        self._around.end_where(self._is_revoked_watch, credentials_invalid())
+
+    def _is_revoked_watch(self, call: Call) -> bool:
+        is_watch = call.method in WATCHES and call.service != HEALTH
+        return is_watch and call.caller is not None and not self._callers.is_valid(call.caller)
 
     async def stop(self, grace_seconds: float) -> int:
         """Close the port, end the watches, let running calls end within the grace, end the rest with SERVER_SHUTDOWN;

@@ -145,7 +145,7 @@ class Callers:
         Raises:
             InferdError: CREDENTIALS_INVALID: unknown, disabled or expired; which, is not told.
         """
-        digest = hashlib.sha256(secret.encode()).digest()
+        digest = hashlib.sha256(secret.encode(errors="surrogatepass")).digest()
         key = self._by_digest.get(digest)
         if key is None or not hmac.compare_digest(key.digest, digest) or not key.is_valid(self._wall_clock()):
             raise credentials_invalid()

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2
 
 from inferd.v1 import inference_service_pb2 as inf
 from inferd.v1 import model_service_pb2 as mod
@@ -43,6 +44,10 @@ async def test_a_revoked_key_s_stream_finishes_its_watch_ends_and_new_calls_are_
     watch = watcher.call("WatchModels", mod.WatchModelsRequest())
     watching = aiter(watch)
     await anext(watching)
+    checks = peer.health.Watch(
+        health_pb2.HealthCheckRequest(service="inferd.v1.Model/open-a"), metadata=watcher.metadata
+    )
+    assert (await checks.read()).status == health_pb2.HealthCheckResponse.SERVING
     keys.remove("streamer")
     keys.remove("watcher")
     await asyncio.to_thread(reloaded, server, keys)
@@ -51,6 +56,12 @@ async def test_a_revoked_key_s_stream_finishes_its_watch_ends_and_new_calls_are_
         await drained(watching)
     assert reason_of(ended.value) == "CREDENTIALS_INVALID"
     answer = await read(stream, answer)
+    # Health needs no key, so its watch goes on: as one that may see no model, from its next look on.
+    root = As(peer, keys, "root")
+    await root.call("LoadModel", mod.LoadModelRequest(name="open-b"))
+    await root.call("UnloadModel", mod.UnloadModelRequest(name="open-b"))
+    assert (await checks.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+    checks.cancel()
     assert (answer.end.usage.completion_tokens, len(answer.token_ids)) == (3000, 3000)
     assert await As(peer, keys, "team").outcome("GetServerInfo", inf.GetServerInfoRequest()) == "OK"
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,7 +16,7 @@ from inferd.v1 import model_service_pb2 as mod
 from support.calls import Peer, endless, failure_of, read, read_until, streamed, unary
 from support.keys import As, Keys, status_bytes
 from support.scraping import metrics_url, scrape_text
-from support.servers import ServerProcess
+from support.servers import ServerProcess, serving, write_config
 from support.wire import facts_of, fields_of, reason_of
 
 FORBIDDEN, UNKNOWN = "secret-c", "nobody-x"
@@ -266,6 +267,19 @@ async def test_keys_share_no_prefix_cache_not_even_in_one_batch(peer: Peer, keys
     assert counts[0] > 64
     assert counts[1] > 64
     assert counts[2] == 0
+
+
+async def test_keys_share_a_prefix_cache_where_they_are_told_to(keys: Keys, tmp_path: Path, tiny_model: Path) -> None:
+    auth = {"keys_file": str(keys.path), "share_prefix_cache": True}
+    config = write_config(tmp_path, [{"name": "open-a", "path": tiny_model}], budget_gb=1, auth=auth)
+    with serving(config) as server:
+        async with Peer(server.address) as peer:
+            cached = []
+            for who in ("team", "twin"):
+                request = unary("open-a", prompt=PREFIX[:400], max_tokens=2, session_id="s")
+                cached.append((await As(peer, keys, who).call("Generate", request)).usage.cached_prompt_tokens)
+    assert cached[0] == 0
+    assert cached[1] >= 64
 
 
 # --- what is told -----------------------------------------------------------------------------------------------
