@@ -66,17 +66,25 @@ async def test_a_model_serves_iff_it_is_loaded(world: World, state: ModelState) 
     assert await check(world, "readiness") == SERVING
 
 
-async def test_a_dead_engine_turns_readiness_only_if_no_other_model_can_serve(world: World) -> None:
-    world.registry.set("tiny", state=ModelState.FAILED, last_error=DEAD)
+async def test_a_stuck_engine_turns_readiness_only_if_no_other_model_can_serve_and_until_it_returns(
+    world: World,
+) -> None:
+    readiness = watch(world, "readiness")
+    assert await read(readiness) == SERVING
+    world.registry.set("tiny", state=ModelState.FAILED, last_error=DEAD, charged_nbytes=5)
     assert await check(world, "readiness") == SERVING
-    world.registry.set("big", state=ModelState.FAILED, last_error=CORRUPT)
-    assert await check(world, "readiness") == NOT_SERVING
+    world.registry.set("big", state=ModelState.FAILED, last_error=DEAD, charged_nbytes=5)
+    assert await read(readiness) == NOT_SERVING
     assert await check(world, "liveness") == SERVING
+    world.registry.set("big", charged_nbytes=0)
+    assert await read(readiness) == SERVING
 
 
-async def test_a_model_that_failed_to_load_does_not_turn_readiness() -> None:
+@pytest.mark.parametrize("error", [CORRUPT, DEAD])
+async def test_a_model_that_the_next_request_loads_again_does_not_turn_readiness(error: tuple[str, str, float]) -> None:
+    """Else no next request would ever be sent here."""
     async with open_world(registry=FakeRegistry(entry("only"))) as world:
-        world.registry.set("only", state=ModelState.FAILED, last_error=CORRUPT)
+        world.registry.set("only", state=ModelState.FAILED, last_error=error)
         assert await check(world, "readiness") == SERVING
 
 

@@ -286,6 +286,8 @@ class Residency:
         if instance in model.retiring:
             model.retiring.remove(instance)
             self.tell(model.name)
+        elif instance.state is ModelState.FAILED:
+            self.tell(model.name)  # it is charged no more, and may be loaded again
         if instance.state is ModelState.UNLOADING:
             instance.cause = Cause.NONE
             self.change(instance, Event.UNLOAD_FINISHED, now)

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1 import health_pb2_grpc
 
 from inferd_server.core.access import FULL_ACCESS, Access
-from inferd_server.core.errors import InferdError, Reason, echo
+from inferd_server.core.errors import InferdError, echo
 from inferd_server.core.model import ModelState
 from inferd_server.registry.registry import ModelSnapshot, Registry
 from inferd_server.serving.lifecycle import Lifecycle, Phase
@@ -52,10 +52,10 @@ class Health:
     def changes(self) -> Iterator[asyncio.Event]:
         """An event that is set whenever a status may have changed."""
         event = asyncio.Event()
-        states: dict[str, tuple[ModelState, bool]] = {}
+        states: dict[str, tuple[ModelState, bool, bool]] = {}
 
         def note(model: ModelSnapshot) -> None:
-            state = (model.state, model.removed)
+            state = (model.state, model.removed, _is_stuck(model))
             if states.get(model.entry.name) != state:  # progress changes no status
                 states[model.entry.name] = state
                 event.set()
@@ -68,11 +68,9 @@ class Health:
                 end()
 
     def _can_serve(self) -> bool:
-        """False only where an engine died and no other model is left to serve. A model that failed to load is no such
-        case: the next request tries again."""
-        models = self._registry.snapshot().models
-        failed = [model for model in models if model.state is ModelState.FAILED]
-        return len(failed) < len(models) or not any(map(_engine_died, failed))
+        """False only where every model is stuck. One that failed in any other way is loaded again by the next request,
+        which would not come if nobody was sent here."""
+        return not all(map(_is_stuck, self._registry.snapshot().models))
 
     def _serves_model(self, name: str, access: Access) -> bool | None:
         try:
@@ -82,8 +80,9 @@ class Health:
         return self._lifecycle.phase is Phase.READY and model.state is ModelState.LOADED
 
 
-def _engine_died(model: ModelSnapshot) -> bool:
-    return model.last_error is not None and model.last_error[0] == Reason.ENGINE_FAILED
+def _is_stuck(model: ModelSnapshot) -> bool:
+    """It failed, and its engine still holds its memory: a step or an end that does not return."""
+    return model.state is ModelState.FAILED and model.charged_nbytes > 0
 
 
 def _status(serves: bool | None) -> pb.HealthCheckResponse:
