@@ -1,5 +1,6 @@
 """The files of the tls section: all that is wrong with them at once, and what they say once they have changed."""
 
+import base64
 import logging
 import os
 from collections.abc import Callable
@@ -16,8 +17,11 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 from inferd_server.config import Config
+from inferd_server.config.certificates import Inspection
 from inferd_server.config.tls import IdentityWatch, TlsFiles, read_identity
 from support.certificates import Authority, PairFiles
 
@@ -152,6 +156,23 @@ def test_tls_alone_asks_nobody_who_they_are(valid: Callable[..., Config], pair: 
 def test_what_is_no_text_is_refused_by_the_schema(problems_of: Problems) -> None:
     found = problems_of(tls={"certificate": 5, "nonsense": 1, "key": ""})
     assert set(found) == {"tls.certificate", "tls.key", "tls.nonsense"}
+
+
+CHAIN, KEY = Authority().issue()
+
+
+@pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")
+@given(st.data())
+def test_no_byte_of_a_file_makes_more_than_a_problem(data: st.DataObject) -> None:
+    contents = {"certificate": CHAIN, "key": KEY, "client_ca": CHAIN}
+    key = data.draw(st.sampled_from(sorted(contents)))
+    _, header, body, *_ = contents[key].split(b"-----")
+    content = bytearray(base64.b64decode(body))
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    label = header.removeprefix(b"BEGIN ")
+    contents[key] = b"-----BEGIN %s-----\n%s-----END %s-----\n" % (label, base64.encodebytes(bytes(content)), label)
+    Inspection(contents, datetime.now(UTC))
 
 
 # --- change -------------------------------------------------------------------------------------------------------

@@ -193,6 +193,18 @@ async def test_a_new_identity_is_seen_by_new_connections_while_streams_go_on(aut
         assert (await stream.read()).HasField("finished")
 
 
+async def test_an_identity_that_grpc_can_not_use_leaves_the_old_one(authority: Authority) -> None:
+    first = identity(authority)
+    async with open_world(identity=first) as world:
+        for broken in (TlsIdentity(b"junk", b"junk"), TlsIdentity(first.certificates, authority.issue()[1])):
+            world.server.present(broken)
+            assert await check(world.address, authority.channel_credentials()) is None
+            assert await certificate_at(world.address) in first.certificates.decode()
+        second = identity(authority)
+        world.server.present(second)
+        assert await certificate_at(world.address) in second.certificates.decode()
+
+
 async def test_clients_whose_authority_was_replaced_are_refused(authority: Authority, foreign: Authority) -> None:
     async with open_world(identity=identity(authority, authority)) as world:
         mine = authority.channel_credentials("a.internal")
