@@ -29,7 +29,7 @@ from .generation import GenerationOptions
 from .in_flight import InFlight
 
 TEXTS_AT_A_TIME = 64
-"""Tokenized on a thread between two looks at whether the request is still wanted."""
+"""Tokenized on a thread between two moments at which a client that left is noticed."""
 
 
 class Embeddings:
