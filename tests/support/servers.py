@@ -87,11 +87,11 @@ class ServerProcess:
         """Until every preload is LOADED or FAILED."""
         self.wait_for_log("] ready ")
 
-    def wait_for_log(self, text: str, seconds: float = START_SECONDS) -> str:
-        """The first line of the log that holds `text`."""
+    def wait_for_log(self, text: str, seconds: float = START_SECONDS, *, since: int = 0) -> str:
+        """The first line of the log, of those from `since` on, that holds `text`."""
         deadline = time.monotonic() + seconds
         while True:
-            found = next((line for line in list(self.log) if text in line), None)
+            found = next((line for line in list(self.log)[since:] if text in line), None)
             if found is not None:
                 return found
             assert self._process.poll() is None, f"the server ended; log: {self.log}"

@@ -25,6 +25,7 @@ from .interceptors.identify import identify
 from .interceptors.limiting import limiting
 from .interceptors.observing import observing
 from .interceptors.tracing import tracing
+from .library_log import keep_headers_out_of_the_log
 from .listening import ListenSettings, bind
 from .models import ModelServicer
 from .reflection import add_reflection
@@ -86,6 +87,7 @@ class Server:
         observer: Observer = UNOBSERVED,
         tracer: Tracer | None = None,
     ) -> None:
+        keep_headers_out_of_the_log()
         self._listen = listen
         # From the outside in: log, metrics and traces see every outcome; the edge answers what those inside it raise.
         # Whoever asks at the wrong time hears that first, with or without a key; only who has one uses up a limit.

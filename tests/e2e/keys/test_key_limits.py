@@ -119,10 +119,7 @@ def change_limits(server: ServerProcess, keys: Keys, limits: dict[str, Any] | No
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "limits": limits}))
     seen = len(server.log)
     server.signal(signal.SIGHUP)
-    deadline = time.monotonic() + 30
-    while not any("configuration reloaded" in line for line in server.log[seen:]):
-        assert time.monotonic() < deadline, server.log[seen:]
-        time.sleep(0.02)
+    server.wait_for_log("configuration reloaded", since=seen)
 
 
 async def test_the_server_s_own_limits_bound_all_keys_together_and_change_without_a_restart(

@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -22,10 +21,7 @@ def reloaded(server: ServerProcess, keys: Keys, expected: str = "keys reloaded")
     """Write the file and wait until the log says that it was read."""
     seen = len(server.log)
     keys.write()
-    deadline = time.monotonic() + 30
-    while not any(expected in line for line in server.log[seen:]):
-        assert time.monotonic() < deadline, server.log[seen:]
-        time.sleep(0.02)
+    server.wait_for_log(expected, since=seen)
 
 
 async def drained(stream: AsyncIterator[Any]) -> None:

@@ -238,12 +238,12 @@ async def test_request_ids_belong_to_their_key(peer: Peer, keys: Keys) -> None:
     mine = team.call("StreamGenerate", endless("open-a", request_id="same"))
     await read_until(mine, "started")
     theirs = twin.call("StreamGenerate", endless("open-a", request_id="same"))
-    await read_until(theirs, "started")
+    answer = await read_until(theirs, "started")
     assert reason_of(await team.failure("StreamGenerate", endless("open-a", request_id="same"))) == "REQUEST_ID_IN_USE"
     cancel = inf.CancelGenerationRequest(request_id="same")
     assert not (await As(peer, keys, "root").call("CancelGeneration", cancel)).cancelled
     assert (await twin.call("CancelGeneration", cancel)).cancelled
-    assert reason_of((await read(theirs)).failure) == "CANCELLED_BY_REQUEST"
+    assert reason_of((await read(theirs, answer)).failure) == "CANCELLED_BY_REQUEST"
     assert not (await twin.call("CancelGeneration", cancel)).cancelled
     assert (await team.call("CancelGeneration", cancel)).cancelled
 
@@ -283,6 +283,48 @@ async def test_keys_share_a_prefix_cache_where_they_are_told_to(keys: Keys, tmp_
 
 
 # --- what is told -----------------------------------------------------------------------------------------------
+
+
+async def headers_sent_raw(address: str, headers: list[tuple[bytes, bytes]]) -> bytes:
+    """What a server answers to an HTTP/2 request with these headers, which no client of grpc would send."""
+    block = b"".join(
+        b"\x00" + bytes([len(name)]) + name + len(value).to_bytes(1, "big") + value for name, value in headers
+    )
+
+    def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+        return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    message = frame(1, 4, 1, block) + frame(0, 1, 1, bytes(5))
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"") + message)
+    answer = b""
+    async with asyncio.timeout(20):
+        while b"grpc-status" not in answer:
+            answer += await reader.read(65_536)
+    writer.close()
+    await writer.wait_closed()
+    return answer
+
+
+async def test_a_key_with_a_stray_byte_is_refused_and_not_logged(server: ServerProcess, keys: Keys) -> None:
+    secret, seen = keys.secrets["root"].encode(), len(server.log)
+    answer = await headers_sent_raw(
+        server.address,
+        [
+            (b":method", b"POST"),
+            (b":scheme", b"http"),
+            (b":path", b"/inferd.v1.InferenceService/GetServerInfo"),
+            (b":authority", b"localhost"),
+            (b"te", b"trailers"),
+            (b"content-type", b"application/grpc"),
+            (b"authorization", b"Bearer " + secret + b"\xff"),
+        ],
+    )
+    assert b"Bearer KEY" in answer
+    # What grpc logs of it comes before.
+    await asyncio.to_thread(server.wait_for_log, "/inferd.v1.InferenceService/GetServerInfo", since=seen)
+    assert secret.decode() not in "\n".join(server.log)
 
 
 async def test_no_key_is_ever_told(server: ServerProcess, peer: Peer, keys: Keys) -> None:
