@@ -24,14 +24,17 @@ Variables = dict[str, Any]
 _SEPARATORS = tuple(map(chr, range(0x100000, 0x100100)))
 
 
-def chat_variables(chat: ChatPrompt, reserved: frozenset[str]) -> Variables:
+def chat_variables(chat: ChatPrompt, reserved: frozenset[str], *, as_parts: bool = False) -> Variables:
     """The chat as template variables: `messages`, `tools` (if any) and the caller's own.
+
+    Args:
+        as_parts: a message's content is a list of parts even where it is text alone.
 
     Raises:
         InferdError: INVALID_PARAMETER with every bad JSON field and every reserved name.
     """
     bad: list[FieldViolation] = []
-    messages = [_message(m, f"chat.messages[{i}]", bad) for i, m in enumerate(chat.messages)]
+    messages = [_message(m, f"chat.messages[{i}]", bad, as_parts=as_parts) for i, m in enumerate(chat.messages)]
     tools = [_tool(t, f"chat.tools[{i}]", bad) for i, t in enumerate(chat.tools)]
     if not messages:
         bad.append(FieldViolation("chat.messages", "a chat needs at least one message"))
@@ -43,8 +46,8 @@ def chat_variables(chat: ChatPrompt, reserved: frozenset[str]) -> Variables:
     return {**chat.template_variables, **offered, "messages": messages}
 
 
-def _message(message: Message, path: str, bad: list[FieldViolation]) -> Variables:
-    turn: Variables = {"role": message.role.value, "content": _content(message)}
+def _message(message: Message, path: str, bad: list[FieldViolation], *, as_parts: bool) -> Variables:
+    turn: Variables = {"role": message.role.value, "content": _content(message, as_parts)}
     if message.tool_calls:
         turn["tool_calls"] = [
             {
@@ -64,9 +67,9 @@ def _message(message: Message, path: str, bad: list[FieldViolation]) -> Variable
     return turn
 
 
-def _content(message: Message) -> str | list[Variables]:
-    """One string where there is only text."""
-    if not message.blobs:
+def _content(message: Message, as_parts: bool) -> str | list[Variables]:
+    """One string where there is only text, unless the template wants parts."""
+    if not message.blobs and not as_parts:
         return "".join(message.text_parts)
     return [{"type": "text", "text": p} if isinstance(p, str) else {"type": p.kind.value} for p in message.parts]
 

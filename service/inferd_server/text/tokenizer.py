@@ -26,7 +26,7 @@ from inferd_server.core.generation import ChatPrompt
 from .chat import Guard, Variables, chat_variables
 from .detokenizer import ByteDetokenizer, Detokenizer, Vocabulary, WindowDetokenizer, byte_decoding
 from .families import MARKER_TOKENS
-from .pictures import picture_mark
+from .pictures import picture_mark, wants_parts
 
 # What a template does wrong with this chat surfaces as one of these; the sandbox lets nothing else through.
 _TEMPLATE_FAILURES = (
@@ -66,7 +66,8 @@ class Tokenizer:
         ids = tokenizer.get_vocab().values()
         self.vocabulary_size: int = max(ids, default=-1) + 1
         self._tokenizer = tokenizer
-        self.picture_mark = picture_mark(lambda messages: self._render({"messages": messages}))
+        self.picture_mark = picture_mark(self._render_messages)
+        self._wants_parts = wants_parts(self._render_messages)
         self._guard = _guard_of(tokenizer, self.picture_mark)
         self._reserved = _RESERVED_NAMES | _template_names(tokenizer)
         self._bytes = _byte_vocabulary(tokenizer, self.vocabulary_size)
@@ -129,7 +130,7 @@ class Tokenizer:
         if not self.has_chat_template:
             raise capability_missing(self.name, "chat", f"model {self.name!r} has no chat template")
         try:
-            variables = chat_variables(chat, self._reserved)
+            variables = chat_variables(chat, self._reserved, as_parts=self._wants_parts)
             separator = self._guard.separator_for(variables)
             rendered = self._render(self._guard.protected(variables, separator) if separator else variables)
             shown = self._with_pictures(rendered, pictures) if chat.blobs else rendered
@@ -182,6 +183,9 @@ class Tokenizer:
             told = f"the model's chat template shows {len(pieces) - 1} of {len(pictures)} pictures"
             raise invalid_parameter([FieldViolation("chat", told)])
         return pieces[0] + "".join(map("".join, zip(pictures, pieces[1:], strict=True)))
+
+    def _render_messages(self, messages: list[Variables]) -> str:
+        return self._render({"messages": messages})
 
     def _encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False)
