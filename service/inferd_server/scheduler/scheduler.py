@@ -4,13 +4,14 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from inferd_server.core.errors import InferdError, engine_failed, model_unloaded, out_of_memory, slow_consumer
+from inferd_server.core.errors import InferdError, engine_failed, model_unloaded, slow_consumer
 from inferd_server.core.model import Clock, EngineSettings, Interrupted, Loading, ResidentStatistics
 from inferd_server.core.observer import UNOBSERVED, Observer
-from inferd_server.core.work import Extent, Piece, Work
+from inferd_server.core.work import Piece, Work
 
+from .booking import Booking
 from .coalescing import Ticks
-from .memory import Share, WorkMemory
+from .memory import WorkMemory
 from .messages import BoundPrefixCache, Died, HandBack, HandedBack, Insert, Inserted, Lost, Rejected, Remove, Report
 from .places import Places
 from .queue import WaitQueue
@@ -47,7 +48,7 @@ class Scheduler:
     ) -> None:
         self._settings = settings
         self._memory = memory
-        self._share: Share  # once the engine is open
+        self._booking: Booking  # once the engine is open
         self._on_death = on_death
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -58,9 +59,6 @@ class Scheduler:
         self._places = Places(self._waiting)
         self._running: dict[int, AnyStream] = {}  # by number, from admission
         self._emitting: dict[int, AnyStream] = {}  # by the engine's uid, from the Inserted report
-        self._extent = Extent()  # of the running ones
-        self._checked_limit = memory.limit_nbytes  # that everyone who waits fits into, alone
-        self._has_freed = False  # since the share was last shrunk
         self._ticks = Ticks(settings.stream_interval)
         self._tick_timer: asyncio.TimerHandle | None = None
         self._watchdog: asyncio.TimerHandle | None = None
@@ -150,7 +148,7 @@ class Scheduler:
             raise self._refusal.with_facts()
         if self._interrupted_by is not None:
             raise Interrupted(self._interrupted_by)
-        if (misfit := self._misfit(request)) is not None:
+        if (misfit := self._booking.misfit(request)) is not None:
             raise misfit
         self._submissions += 1
         stream: AnyStream = Stream(self._submissions, request, coalesce_seconds, self._leave)
@@ -170,7 +168,7 @@ class Scheduler:
         for stream in self._waiting.drain():
             stream.finish(Interrupted(by_model))
         self._places.clear()
-        self._share.ask_no_more()
+        self._booking.ask_no_more()
         self._worker.send(HandBack(by_model))
 
     def resume(self) -> None:
@@ -196,7 +194,11 @@ class Scheduler:
     def _admit(self) -> None:
         self._give_memory_back()
         self._end_misfits()
-        while self._waiting and len(self._running) < self._rows and self._take_memory(self._waiting.first()):
+        while (
+            self._waiting
+            and len(self._running) < self._rows
+            and self._booking.take(len(self._running), self._waiting.first().request)
+        ):
             stream = self._waiting.pop()
             self._places.note_change()
             self._running[stream.number] = stream
@@ -204,7 +206,7 @@ class Scheduler:
             self._worker.send(Insert(stream.number, stream.request))
             stream.admit()
         if not self._waiting:
-            self._share.ask_no_more()
+            self._booking.ask_no_more()
         if self._running and self._watchdog is None:
             self._watch()
 
@@ -224,7 +226,7 @@ class Scheduler:
 
     def _free(self, stream: AnyStream) -> None:
         del self._running[stream.number]
-        self._has_freed = True
+        self._booking.has_freed = True
         self._ticks.leave(stream)
         if stream.uid is not None:
             del self._emitting[stream.uid]
@@ -241,7 +243,7 @@ class Scheduler:
             self._evict(stream)
             stream.finish(error.with_facts())  # one copy for each: raised ones gather tracebacks
         self._give_memory_back()
-        self._share.ask_no_more()
+        self._booking.ask_no_more()
 
     # --- memory
 
@@ -252,50 +254,22 @@ class Scheduler:
         def ask_again() -> None:
             self._loop.call_soon(self._admit)
 
-        self._share = self._memory.join(self._settings.prefix_cache_nbytes, bound, ask_again)
-
-    def _misfit(self, request: Work) -> InferdError | None:
-        """The error of what does not fit even alone."""
-        required = self._peak_nbytes(1, Extent().with_one_more(request))
-        if required <= self._memory.limit_nbytes:
-            return None
-        return out_of_memory(self._settings.name, required, self._memory.limit_nbytes)
+        share = self._memory.join(self._settings.prefix_cache_nbytes, bound, ask_again)
+        self._booking = Booking(self._settings.name, self._worker.footprint, self._memory, share)
 
     def _end_misfits(self) -> None:
         """Whoever came when the limit was larger and fits no more would wait, and hold up others, for ever."""
-        if self._memory.limit_nbytes == self._checked_limit:
+        if not self._booking.has_new_limit():
             return
-        self._checked_limit = self._memory.limit_nbytes
         for stream in self._waiting:
-            if (misfit := self._misfit(stream.request)) is not None:
+            if (misfit := self._booking.misfit(stream.request)) is not None:
                 self._waiting.remove(stream)
                 self._places.note_change()
                 stream.finish(misfit)
 
-    def _take_memory(self, stream: AnyStream) -> bool:
-        """Have the memory promised that decoding takes with one more; False (and nothing changes) without room.
-
-        Who comes first waits for it, and everyone behind: a long one is not passed by for ever.
-        """
-        extent = self._extent.with_one_more(stream.request)
-        if not self._share.take(self._peak_nbytes(len(self._running) + 1, extent)):
-            return False
-        self._extent = extent
-        return True
-
     def _give_memory_back(self) -> None:
-        """What the rows freed since the last time had promised."""
-        if not self._has_freed or self._is_dead:  # a stuck step holds what it has
-            return
-        self._has_freed = False
-        self._extent = Extent()
-        for stream in self._running.values():
-            self._extent = self._extent.with_one_more(stream.request)
-        self._share.shrink(self._peak_nbytes(len(self._running), self._extent))
-
-    def _peak_nbytes(self, rows: int, extent: Extent) -> int:
-        footprint = self._worker.footprint
-        return footprint.peak_nbytes(rows, extent.total_tokens, extent.context_tokens, extent.media_nbytes)
+        if self._booking.has_freed and not self._is_dead:  # a stuck step holds what it has
+            self._booking.give_back([stream.request for stream in self._running.values()])
 
     # --- what the worker reports
 
@@ -369,7 +343,7 @@ class Scheduler:
 
     def _end_work(self) -> None:
         """The thread has ended, and with it everything that took memory."""
-        self._share.leave()
+        self._booking.leave()
         self._die()
 
     def _watch(self) -> None:
