@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from support import tiny_llama
+from support import tiny_embedder, tiny_llama
 from support.calls import Peer
 from support.keys import Keys
 from support.servers import ServerProcess, serving, write_config
@@ -28,6 +28,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
         changing={"models": ["open-*"]},
         off={"disabled": True},
         old={"expires": datetime(2026, 1, 1, tzinfo=UTC)},
+        vectors={"models": ["vec-*"], "tokens_per_minute": 30, "max_prompt_tokens": 40},
         rpm={"requests_per_minute": 3},
         tpm={"tokens_per_minute": 60},
         one={"max_concurrent": 1},
@@ -39,7 +40,8 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
 
 @pytest.fixture(scope="session")
 def server(keys: Keys) -> Iterator[ServerProcess]:
-    """Serves `open-a` (alias `chat`), `open-b` and `secret-c` (alias `hidden`), of which two fit."""
+    """Serves `open-a` (alias `chat`), `open-b` and `secret-c` (alias `hidden`), of which two fit, and `vec-e`, an
+    embedder."""
     folder = keys.path.parent
     aliases = {"open-a": ["chat"], "open-b": [], "secret-c": ["hidden"]}
     models = [
@@ -51,6 +53,8 @@ def server(keys: Keys) -> Iterator[ServerProcess]:
         }
         for seed, name in enumerate(aliases)
     ]
+    embedder = tiny_embedder.build(folder / "vec-e")
+    models.append({"name": "vec-e", "path": embedder, "estimated_memory_gb": 0.1})
     config = write_config(
         folder,
         models,

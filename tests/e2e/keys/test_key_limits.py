@@ -81,6 +81,19 @@ async def test_a_retry_after_the_told_time_succeeds(server: ServerProcess, peer:
     assert await asking.outcome("Generate", unary("open-a", ids=tokens(2), max_tokens=1)) == "OK"
 
 
+async def test_texts_to_embed_count_like_prompts(peer: Peer, keys: Keys) -> None:
+    asking = As(peer, keys, "vectors")
+    error = await asking.failure("Embed", inf.EmbedRequest(model="vec-e", texts=["a " * 20, "a " * 20]))
+    assert (reason_of(error), facts_of(error)["limit_tokens"]) == ("PROMPT_TOO_LONG", "40")
+    taken = await asking.call("Embed", inf.EmbedRequest(model="vec-e", texts=["a " * 20]))
+    assert 20 <= taken.usage.prompt_tokens <= 30
+    facts, seconds = refusal(await asking.failure("Embed", inf.EmbedRequest(model="vec-e", texts=["a " * 20])))
+    assert (facts["limit"], facts["asked"]) == ("tokens_per_minute", str(taken.usage.prompt_tokens))
+    assert 0 < seconds <= 60
+    outcome = await asking.outcome("Embed", inf.EmbedRequest(model="open-a", texts=["x"]))
+    assert outcome == "MODEL_DENIED"
+
+
 async def test_max_concurrent(peer: Peer, keys: Keys) -> None:
     asking = As(peer, keys, "one")
     running = asking.call("StreamGenerate", endless("open-a"))

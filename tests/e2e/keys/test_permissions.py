@@ -157,7 +157,7 @@ async def test_what_lies_within_its_patterns_but_is_not_there_is_not_found(peer:
     assert reason_of(error) == "MODEL_NOT_FOUND"
     assert facts_of(error)["configured_models"] == "open-a,open-b"
     error = await As(peer, keys, "root").failure("Generate", unary("open-z", prompt="x"))
-    assert facts_of(error)["configured_models"] == "open-a,open-b,secret-c"
+    assert facts_of(error)["configured_models"] == "open-a,open-b,secret-c,vec-e"
 
 
 async def test_a_pattern_that_names_an_alias_allows_its_model(peer: Peer, keys: Keys) -> None:
