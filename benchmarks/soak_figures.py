@@ -47,7 +47,7 @@ class Drift:
         """Of (when, seconds); what came before `begin` is warm-up."""
         third = (end - begin) / 3
         first = [1e3 * value for when, value in points if begin <= when < begin + third]
-        last = [1e3 * value for when, value in points if end - third <= when]
+        last = [1e3 * value for when, value in points if end - third <= when <= end]
         return cls(
             len(first) + len(last),
             (quantile(first, 0.5), quantile(last, 0.5)),
