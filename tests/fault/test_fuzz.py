@@ -159,6 +159,8 @@ def test_thousands_of_odd_requests_over_a_socket_get_an_answer_or_a_reason(serve
 
         each()
         print(seen)
+        for name in ("one", "two", "slow-load"):
+            runner.run(client.load(name, pin=False))  # some were pinned
         runner.run(client.close())
         runner.run(witness.check())
 
