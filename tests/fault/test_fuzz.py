@@ -35,7 +35,7 @@ from support.wire import details, end_of
 IN_ALL = 100_000
 IN_SHORT = 2_000
 OVER_A_SOCKET = 3_000
-FROM_EACH = 10
+FROM_EACH = 25
 FROM_EACH_OVER_A_SOCKET = 3
 """A message as it is, and with bytes of it changed in some way, and another."""
 SERVICES = (

@@ -108,7 +108,7 @@ async def served(folders: dict[str, Path], tmp_path: Path, phase: str, **setting
     models = [{"name": name, "path": path, "preload": name == preload} for name, path in folders.items()]
     settings = {"drain_timeout_s": 1, "drain_delay_s": 0.3, **settings}
     config = write_config(tmp_path, models, budget_gb=1, server=settings)
-    environ = {"INFERD_TEST_LOAD_SECONDS": "5", "INFERD_TEST_STEP_SECONDS": "0.002"}
+    environ = {"INFERD_TEST_LOAD_SECONDS": "60", "INFERD_TEST_STEP_SECONDS": "0.002"}
     with serving_with_faults(config, **environ) as server:
         yield server
         assert not [line for line in server.log if TROUBLE.search(line)], server.log
