@@ -73,6 +73,7 @@ async def keep_asking(server: ServerProcess, authority: Authority, stop: asyncio
     return count
 
 
+@pytest.mark.faults
 async def test_the_certificate_is_replaced_under_load(
     server: ServerProcess, authority: Authority, folder: Path
 ) -> None:

@@ -29,6 +29,7 @@ async def drained(stream: AsyncIterator[Any]) -> None:
         pass
 
 
+@pytest.mark.faults
 async def test_a_revoked_key_s_stream_finishes_its_watch_ends_and_new_calls_are_refused(
     server: ServerProcess, peer: Peer, keys: Keys
 ) -> None:
