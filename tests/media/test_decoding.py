@@ -70,7 +70,10 @@ def test_everything_that_headers_show_is_told_at_once(decoded: list[object]) -> 
 
 
 def test_too_many_images_and_too_many_bytes_are_refused(decoded: list[object]) -> None:
-    assert [violation.field for violation in refusal(shown(PNG, PNG, PNG, PNG))] == ["chat.messages"]
+    dot = saved(Image.new("L", (1, 1)), "PNG")
+    assert [violation.description for violation in refusal(shown(dot, dot, dot, dot))] == [
+        "holds 4 images; at most 3 are allowed"
+    ]
     assert [violation.field for violation in refusal(shown(PNG + bytes(2**20)))] == ["image[0].data"]
     assert decoded == []
 

@@ -282,6 +282,39 @@ def _bombs() -> Iterator[Odd]:
     yield Odd("jpeg of hundreds of scans", again, "image/jpeg", refusal="scans; at most 64")
 
 
+def _strange_parts() -> Iterator[Odd]:
+    """Parts that are too many, too long, or not where they belong."""
+    still = quarters()
+    gif = saved(still, "GIF")
+    webp = saved(still, "WEBP", lossless=True)
+    rows = b"\0" * 72
+    palette = chunk(b"PLTE", bytes(3))
+    yield Odd(
+        "png with two palettes", png(8, 8, 8, 3, rows, palette, palette), "image/png", refusal="two chunks 'PLTE'"
+    )
+    vast = png(8, 8, 8, 3, rows, chunk(b"PLTE", bytes(3000)))
+    yield Odd("png with a vast palette", vast, "image/png", refusal="'PLTE' of 3000 bytes")
+    key = chunk(b"tRNS", bytes(4))
+    yield Odd("png with a strange key", png(8, 8, 8, 0, rows, key), "image/png", refusal="tRNS of 4 bytes")
+    many = riff((b"VP8L", webp[20:]), *[(b"test", b"")] * 5000)
+    yield Odd("webp of 5,000 chunks", many, "image/webp", refusal="more than 4096 chunks")
+    long = riff((b"VP8L", webp[20:]))
+    long = long[:16] + struct.pack("<I", len(long)) + long[20:]
+    yield Odd("webp with a chunk beyond its end", long, "image/webp", refusal="is cut off")
+    body = gif.index(b",")
+    blocks = gif[:body] + b"!\xfe" + b"\x01a" * 300_000 + b"\0" + gif[body:]
+    yield Odd("gif of 300,000 blocks", blocks, "image/gif", refusal="more than 262144 blocks")
+    small = gif[:6] + struct.pack("<HH", 4, 4) + gif[10:]
+    yield Odd("gif whose frame is larger than its canvas", small, "image/gif", still.size)
+    thin = gif[: body + 5] + struct.pack("<HH", 0, 24) + gif[body + 9 :]
+    yield Odd("gif whose frame has no width", thin, "image/gif", refusal="a frame without pixels")
+    jpeg = saved(still, "JPEG", quality=95, subsampling=0)
+    for name, kind, count in (("a long", 4, 1), ("two", 3, 2)):
+        wild = segment(0xE1, b"Exif\0\0MM\0*\0\0\0\x08\0\x01" + struct.pack(">HHIHH", 0x112, kind, count, 6, 0))
+        turned = with_segments(jpeg, wild)
+        yield Odd(f"jpeg whose orientation is {name}", turned, "image/jpeg", still.size, tolerance=12)
+
+
 def _damage() -> Iterator[Odd]:
     still = quarters()
     plain, jpeg = saved(still, "PNG"), saved(still, "JPEG", quality=95, subsampling=0)
@@ -362,6 +395,7 @@ _MAKERS: tuple[Callable[[], Iterator[Odd]], ...] = (
     _metadata,
     _animations,
     _bombs,
+    _strange_parts,
     _damage,
     _disguises,
 )
