@@ -110,6 +110,51 @@ def test_a_row_removed_at_any_stage_leaves_nothing(
     assert not engine.has_work
 
 
+HASTE = {"target_gap_seconds": 1e-9}
+"""Beside running streams, and alone too, no more than a layer of the vision tower is computed in a step."""
+
+
+def test_streams_go_on_between_the_layers_that_look_at_others_pictures(
+    folder: Path, reference: VisionReference, expected: dict[str, list[int]]
+) -> None:
+    engine = open_eyes(folder, **HASTE)
+    running = engine.insert(asked(reference, "text alone", 100))
+    tokens: dict[int, Any] = {}
+    while len(tokens.get(running, ())) < 3:
+        collect(tokens, engine.step().tokens)
+    names = ["over the chat", "another"]
+    looking = [engine.insert(asked(reference, name)) for name in names]
+    before = len(tokens[running])
+    media = []
+    while any(uid not in tokens for uid in looking):
+        result = engine.step()
+        media.append(result.media_nbytes)
+        collect(tokens, result.tokens)
+    pieces = sum(map(bool, media))
+    assert pieces >= 2 * 3  # of two prompts: two layers each, and what is behind them
+    assert len(tokens[running]) - before >= pieces
+    shares = [asked(reference, name).media_nbytes for name in names]
+    assert sum(shares) <= sum(media) <= sum(shares) + pieces
+    finish(engine, tokens)
+    assert [ids(tokens[uid]) for uid in looking] == [expected[name] for name in names]
+    engine.close()
+
+
+@pytest.mark.parametrize("steps", range(1, 9))
+def test_a_row_removed_between_layers_leaves_nothing_and_others_are_looked_at(
+    folder: Path, reference: VisionReference, expected: dict[str, list[int]], steps: int
+) -> None:
+    engine = open_eyes(folder, **HASTE)
+    gone, stays = engine.insert(asked(reference, "over the chat")), engine.insert(asked(reference, "one image"))
+    tokens: dict[int, Any] = {}
+    for _ in range(steps):
+        collect(tokens, engine.step().tokens)
+    engine.remove(gone)
+    finish(engine, tokens)
+    assert ids(tokens[stays]) == expected["one image"]
+    engine.close()
+
+
 @pytest.mark.parametrize("emitted", [1, 7, TOKENS - 1])
 @pytest.mark.parametrize("step", [2, 512])
 def test_one_that_was_handed_back_goes_on_as_if_nothing_had_happened(

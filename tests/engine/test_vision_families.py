@@ -12,7 +12,7 @@ import pytest
 from inferd_server.core.errors import InferdError, Reason
 from inferd_server.core.model import EngineKind
 from support import tiny_llama, tiny_vlm, vision_families
-from support.engine_room import LoadingFake, ids, request, run, settings
+from support.engine_room import MLX_SCALARS_NBYTES, LoadingFake, ids, request, run, settings
 from support.tiny_vlm import VisionReference, noise
 
 CHATS: tuple[Sequence[Any], ...] = ((noise(1), "what?"), ("a ", noise(2), " b ", noise(3, 60, 200)), ("words alone",))
@@ -36,7 +36,7 @@ def refusal(folder: Path, **changes: Any) -> InferdError:
     before = mx.get_active_memory()
     with pytest.raises(InferdError) as caught:
         open_eyes(folder, **changes)
-    assert mx.get_active_memory() <= before
+    assert mx.get_active_memory() <= before + MLX_SCALARS_NBYTES
     return caught.value
 
 
@@ -53,8 +53,16 @@ def test_a_mixed_batch_gives_mlx_vlms_tokens(tmp_path: Path, family: str) -> Non
     ]
     assert engine.max_rows > 1
     assert [ids(answer) for answer in run(engine, *asked)] == expected
+    assert looking_steps(folder, reference.prompt(CHATS[1])) > vision_families.DEPTH
     assert len({tuple(tokens) for tokens in expected}) == len(CHATS)
     engine.close()
+
+
+def looking_steps(folder: Path, prompt: tuple[list[int], Any]) -> int:
+    """In how many pieces a model looks at the pictures of a prompt."""
+    from inferd_server.engine.sight import SightedModel
+
+    return len(SightedModel(VisionReference(folder).model).see(*prompt).steps)
 
 
 def test_a_model_that_sees_otherwise_is_refused(folder: Path) -> None:
@@ -132,7 +140,7 @@ def test_nothing_is_left_in_memory_after_the_close(folder: Path) -> None:
     for _ in range(5):
         engine.step()
     engine.close()
-    assert mx.get_active_memory() <= before
+    assert mx.get_active_memory() <= before + MLX_SCALARS_NBYTES
 
 
 def test_only_who_opens_a_vision_model_imports_mlx_vlm_and_the_process_stays_as_it_was() -> None:

@@ -10,6 +10,9 @@ from inferd_server.core.model import EngineSettings
 from inferd_server.engine.engine import Engine
 
 GREEDY = Sampling(temperature=0.0)
+MLX_SCALARS_NBYTES = 64
+"""MLX keeps scalars of its own (its random state, constants of compiled functions), and which of them is not the same
+each time: with nothing of ours left, active memory was seen 8 and 12 bytes up, and down again."""
 
 
 @dataclass

@@ -36,10 +36,12 @@ QWEN_TEXT = {
     "rope_theta": 1e4,
     "tie_word_embeddings": False,
 }
+DEPTH = 2
+"""Layers of each vision tower."""
 SIGLIP = {
     "model_type": "siglip_vision_model",
     "hidden_size": 32,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": DEPTH,
     "intermediate_size": 64,
     "num_attention_heads": 2,
     "patch_size": 14,
@@ -47,7 +49,7 @@ SIGLIP = {
     "num_channels": 3,
 }
 QWEN_EYES = {
-    "depth": 2,
+    "depth": DEPTH,
     "hidden_size": 32,
     "intermediate_size": 64,
     "out_hidden_size": 64,

@@ -15,7 +15,7 @@ PieceT = TypeVar("PieceT")
 class StepResultOf(Generic[PieceT]):
     """What one step brought. `tokens` holds at most one token for each running sequence, in no promised
     order; or several of the only one, in theirs (speculative decoding). `media_nbytes`: of the request whose media it
-    looked at."""
+    looked at, the share of this step."""
 
     tokens: list[PieceT]
     prefill_tokens: int = 0

@@ -217,7 +217,7 @@ class LanguageEngine:
         return self._result(self._decode())
 
     def _fill(self, most_tokens: int) -> StepResult:
-        piece = self._prefill.advance(self.max_rows - len(self._batch), most_tokens)
+        piece = self._prefill.advance(self.max_rows - len(self._batch), most_tokens, self._pacing.look_seconds)
         self._pacing.note_prefill(piece.tokens)
         if piece.failed is not None:
             return self._result([Token(piece.failed.uid, 0, failure="the model does not take these pictures")])
@@ -273,7 +273,7 @@ class LanguageEngine:
         self._rows: dict[int, Row] = {}
         self._is_opening = True
         self._prefixes = PrefixCache(self._model, self._prefix_cache_nbytes, can_cut=self._can_cut)
-        self._prefill = Prefill(self._model, self._batching, self._prefixes, self._sight)
+        self._prefill = Prefill(self._model, self._batching, self._prefixes, self._sight, self._clock)
         if self._sight is None:
             self._batch = DecodeBatch(self._model, self._width, self._prefixes)
         else:

@@ -59,6 +59,11 @@ class Pacing:
         room = (self.target_gap_seconds - self._decode_seconds) / self._token_seconds
         return int(min(max(room, self._least_tokens), self._most_tokens))
 
+    @property
+    def look_seconds(self) -> float:
+        """For how long pictures may be looked at between two decode steps."""
+        return max(0.0, self.target_gap_seconds - self._decode_seconds)
+
     def resume(self) -> None:
         """Work begins after there was none: the time without is no gap."""
         self._gap_began, self._prefilled = self._clock(), 0

@@ -2,10 +2,12 @@
 
 The prompt with the least left to prefill goes first; but every fourth piece is the oldest's, so that none starves. A
 prompt that is longer than a piece goes alone, chunk by chunk; those that fit into one go together where that is right
-for the model.
+for the model. Pictures are looked at for as long as a piece may take, one prompt's at a time.
 """
 
 import logging
+import math
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from inferd_server.core.media import PictureFeatures
+from inferd_server.core.model import Clock
 
 from . import caches as cache
 from .device import start
@@ -46,7 +48,7 @@ class Batching:
 @dataclass(slots=True)
 class Piece:
     """What one step did: tokens prefilled, and rows ready to decode with a batch of their caches (one row: its own); or
-    pictures looked at, and the row whose pictures the model refused."""
+    pictures looked at (`media_nbytes`: this piece's share), and the row whose pictures the model refused."""
 
     tokens: int = 0
     ready: Sequence[Row] = ()
@@ -59,12 +61,18 @@ class Prefill:
     """Sequences that wait for prefill or are in it, in order of arrival."""
 
     def __init__(
-        self, model: Any, batching: Batching, prefixes: PrefixCache, sight: "SightedModel | None" = None
+        self,
+        model: Any,
+        batching: Batching,
+        prefixes: PrefixCache,
+        sight: "SightedModel | None" = None,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._model = model
         self._sight = sight
         self._batching = batching
         self._prefixes = prefixes
+        self._clock = clock
         self._waiting: deque[Row] = deque()
         self._pieces_until_oldest = OLDEST_EVERY
 
@@ -89,7 +97,7 @@ class Prefill:
         self._waiting.remove(row)
         row.caches = row.seen = None
 
-    def advance(self, room: int, most_tokens: int) -> Piece:
+    def advance(self, room: int, most_tokens: int, look_seconds: float = 0.0) -> Piece:
         """Launch the next piece of prefill, with sequences waiting and `room` (at least 1) for their rows.
 
         Returns with the piece under way on the device, but never with more than one of a prompt: a removal takes effect
@@ -97,10 +105,11 @@ class Prefill:
 
         Args:
             most_tokens: size of the piece, padding included; at least 1.
+            look_seconds: for how long pictures are looked at, and to the end of a layer.
         """
         first = self._first()
-        if first.request.pictures is not None and first.seen is None:
-            return self._look(first, first.request.pictures)
+        if _is_unseen(first):
+            return self._look(next(filter(_is_half_seen, self._waiting), first), look_seconds)
         self._begin(first)
         if first.filled or first.unfilled > most_tokens or first.seen is not None:
             return self._advance_one(first, most_tokens)
@@ -156,17 +165,21 @@ class Prefill:
         self._waiting.remove(row)
         return Piece(count, [row], caches)
 
-    def _look(self, row: Row, pictures: PictureFeatures) -> Piece:
-        """Look at a row's pictures: one piece of work, which can't be divided."""
+    def _look(self, row: Row, seconds: float) -> Piece:
+        """Look at a row's pictures for a while."""
+        pictures = row.request.pictures
         assert self._sight is not None, "insert refused it"
+        assert pictures is not None
         try:
-            row.seen = self._sight.see(row.request.prompt_ids, pictures)
+            if row.seen is None:
+                row.seen = self._sight.see(row.request.prompt_ids, pictures)
+                row.rope_delta, row.may_be_cut = row.seen.rope_delta, row.seen.may_be_cut
+            share = row.seen.compute(seconds, self._clock)
         except MODEL_ERRORS as error:
             log.warning("a prompt's pictures were refused by the model: %s: %s", type(error).__name__, error)
-            self._waiting.remove(row)
+            self.remove(row)
             return Piece(failed=row)
-        row.rope_delta, row.may_be_cut = row.seen.rope_delta, row.seen.may_be_cut
-        return Piece(media_nbytes=pictures.work_nbytes)
+        return Piece(media_nbytes=math.ceil(share * pictures.work_nbytes))
 
     def _count(self, row: Row, most_tokens: int) -> int:
         """How many tokens of a row the next chunk has."""
@@ -195,3 +208,12 @@ class Prefill:
             row.filled += row.unfilled
             self._waiting.remove(row)
         return Piece(count, rows, caches)
+
+
+def _is_unseen(row: Row) -> bool:
+    """Whether pictures of it are still to be looked at."""
+    return row.request.pictures is not None and (row.seen is None or _is_half_seen(row))
+
+
+def _is_half_seen(row: Row) -> bool:
+    return row.seen is not None and bool(row.seen.steps)

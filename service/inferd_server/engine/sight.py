@@ -4,17 +4,21 @@ mlx_vlm's models keep where their tokens stand (rope state) on themselves, one s
 told anew with each call, for every row, so that sequences can be mixed as in any other batch.
 """
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from inferd_server.core.media import PictureFeatures
+from inferd_server.core.model import Clock
 
 from .caches import Caches
-from .device import start
+from .layers import noted_layers
+from .loading import MODEL_ERRORS
 from .row import Row
 from .vision_inputs import PictureTensors
 from .vision_upstream import first_logprobs, make_prompt_cache, may_be_cut
@@ -27,11 +31,31 @@ class Seen:
     Attributes:
         rope_delta: how much farther than their number the tokens behind the prompt stand.
         may_be_cut: whether the prompt may be prefilled in pieces.
+        steps: what is to be computed one after the other: the layers, and the end.
     """
 
     inputs: dict[str, Any]
     rope_delta: int
     may_be_cut: bool
+    steps: deque[Any]
+    all_steps: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.all_steps = len(self.steps)
+
+    def compute(self, seconds: float, clock: Clock) -> float:
+        """Compute steps, one at least, until that time is over, and wait for them; the share of all that was done.
+
+        Raises:
+            Exception: whatever MLX raised.
+        """
+        before, end = len(self.steps), clock() + seconds
+        while len(self.steps) == before or (self.steps and clock() < end):
+            step = self.steps.popleft()
+            # A layer inside a compiled function can't be computed by itself; the end tells whether all went well.
+            with suppress(*MODEL_ERRORS) if self.steps else nullcontext():
+                mx.eval(step)
+        return (before - len(self.steps)) / self.all_steps
 
 
 class SightedModel:
@@ -64,17 +88,17 @@ class SightedModel:
         return getattr(output, "logits", output)
 
     def see(self, prompt_ids: Sequence[int], pictures: PictureFeatures) -> Seen:
-        """Look at the pictures of a prompt: launches the vision tower, and does not wait for it."""
+        """Look at the pictures of a prompt, lazily: `Seen.compute` does it."""
         assert isinstance(pictures, PictureTensors), "serving carries around what vision_inputs made"
         ids = mx.array([list(prompt_ids)])
         values = {name: _array(value) for name, value in pictures.values.items()}
         pixels = values.pop("pixel_values", None)
-        found = self._model.get_input_embeddings(ids, pixels, mask=mx.ones(ids.shape, mx.int32), **values)
+        with noted_layers(self._model, apart_from=self._language) as layers:
+            found = self._model.get_input_embeddings(ids, pixels, mask=mx.ones(ids.shape, mx.int32), **values)
         inputs = {**values, **{name: value for name, value in found.to_dict().items() if value is not None}}
         deltas = inputs.pop("rope_deltas", None)
-        start(inputs["inputs_embeds"])
         delta = 0 if deltas is None else int(deltas.reshape(-1)[0].item())
-        return Seen(inputs, delta, may_be_cut(self._model, ids, inputs))
+        return Seen(inputs, delta, may_be_cut(self._model, ids, inputs), deque([*layers, inputs["inputs_embeds"]]))
 
     def reference(self, prompt_ids: Sequence[int], pictures: PictureFeatures) -> Any:
         """Log probabilities [vocabulary] of a prompt's first new token, by mlx_vlm's own way through all of it."""

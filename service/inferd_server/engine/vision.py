@@ -112,6 +112,8 @@ class Trial:
     def _fill(self, row: Row) -> cache.Caches:
         assert row.request.pictures is not None
         row.seen = self._sight.see(row.context, row.request.pictures)
+        while row.seen.steps:
+            row.seen.compute(0.0, time.monotonic)
         row.rope_delta = row.seen.rope_delta
         caches = cache.fresh(self._sight)
         first = row.unfilled // 2 if row.seen.may_be_cut else row.unfilled
