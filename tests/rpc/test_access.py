@@ -66,6 +66,28 @@ async def test_unreadable_bytes_need_a_key_too(world: World) -> None:
     assert reason_of(await refused(method(b"\xff\xff", metadata=bearer("all")))) == "INVALID_PARAMETER"
 
 
+@pytest.mark.parametrize("method", ["InferenceService/Generate", "InferenceService/StreamGenerate"])
+@pytest.mark.parametrize("metadata", [None, bearer("wrong")])
+async def test_nothing_is_read_of_a_call_without_a_valid_key(
+    world: World, method: str, metadata: list[tuple[str, str]] | None
+) -> None:
+    """The client's message never comes: whoever waits for it has room for it."""
+    silent = world.channel.stream_unary(f"/inferd.v1.{method}")(metadata=metadata, timeout=10)
+    assert reason_of(await refused(silent)).startswith("CREDENTIALS_")
+    silent = world.channel.stream_unary(f"/inferd.v1.{method}")(metadata=bearer("all"), timeout=0.5)
+    assert (await refused(silent)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_a_key_that_becomes_valid_while_its_call_is_refused_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    callers = Callers(KEYS)
+    genuine, looks = callers.authenticate, ["wrong", "all"]
+    monkeypatch.setattr(callers, "authenticate", lambda key: genuine(looks.pop(0)))
+    async with open_world(callers=callers) as world:
+        silent = world.channel.stream_unary("/inferd.v1.InferenceService/Generate")(metadata=bearer("all"), timeout=10)
+        assert reason_of(await refused(silent)) == "CREDENTIALS_INVALID"
+    assert not looks
+
+
 async def test_a_bad_request_counts_and_one_without_a_key_does_not(world: World) -> None:
     bad = pb.GenerateRequest(model="tiny")
     for _ in range(3):

@@ -17,7 +17,7 @@ from .health import Health, HealthServicer
 from .inference import InferenceServicer
 from .interceptors.access_log import access_log
 from .interceptors.around import WATCHES, Around
-from .interceptors.authenticating import HEALTH, authenticating
+from .interceptors.authenticating import HEALTH, authenticating, known
 from .interceptors.call import Call
 from .interceptors.edge import edge
 from .interceptors.gate import gate
@@ -95,7 +95,11 @@ class Server:
         traced = [] if tracer is None else [tracing(tracer)]
         identified = [identify] if listen.identity and listen.identity.client_authorities else []
         admitting = [gate(services.lifecycle), authenticating(services.callers, services.registry), limiting]
-        self._around = Around([access_log(clock), *watched, *traced, *identified, edge, *admitting], clock=clock)
+        self._around = Around(
+            [access_log(clock), *watched, *traced, *identified, edge, *admitting],
+            is_known=known(services.callers),
+            clock=clock,
+        )
         self._callers = services.callers
         self._certificates = None if listen.identity is None else Certificates(listen.identity)
         self._server = grpc.aio.server(interceptors=[self._around], options=server_options(listen.max_message_nbytes))

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 
-from inferd_server.core.errors import FieldViolation, InferdError, echo, invalid_parameter
+from inferd_server.core.errors import FieldViolation, InferdError, credentials_invalid, echo, invalid_parameter
 from inferd_server.core.model import Clock
 
 from .call import Call, Context, enter
@@ -35,6 +35,9 @@ WATCHES = frozenset(
 UNREADABLE = object()
 """Stands for a request whose bytes are no message."""
 
+UNREAD = object()
+"""Stands for a request that was left unread, since nobody may ask it."""
+
 CANCELLATION_SECONDS = 5.0
 """Far longer than grpc takes to cancel a task after its client has left (about a millisecond)."""
 
@@ -45,8 +48,16 @@ Continuation = Callable[[grpc.HandlerCallDetails], Awaitable["Handler | None"]]
 class Around(grpc.aio.ServerInterceptor):
     """The open calls of a server and the layers around each."""
 
-    def __init__(self, layers: Sequence[Layer], *, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        *,
+        is_known: Callable[[grpc.HandlerCallDetails], bool] = lambda details: True,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        """`is_known` says whether the layers may let a call through: one of strangers is answered unread."""
         self._layers = tuple(layers)
+        self._is_known = is_known
         self._clock = clock
         self._calls: set[Call] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -58,6 +69,8 @@ class Around(grpc.aio.ServerInterceptor):
         handler = await continuation(details)
         if handler is None:
             return None
+        if not self._is_known(details):
+            return self._wrap_unread(details.method, handler)
         wrapped = self._wrapped.get(details.method)
         if wrapped is None:
             wrapped = self._wrapped[details.method] = self._wrap(details.method, handler)
@@ -99,6 +112,16 @@ class Around(grpc.aio.ServerInterceptor):
         read = handler.request_deserializer if handler.request_streaming else _reading(handler.request_deserializer)
         return make(around(method, inner), read, handler.response_serializer)
 
+    def _wrap_unread(self, method: str, handler: Handler) -> Handler:
+        """grpc reads the message of a unary request before its handler begins, and those of a stream when asked."""
+        around = self._stream if handler.response_streaming else self._unary
+        respond = around(method, None)
+
+        async def refuse(request: Any, context: Context) -> None:
+            await respond(UNREAD, context)
+
+        return _HANDLERS[True, handler.response_streaming](refuse, None, handler.response_serializer)
+
     def _unary(self, method: str, inner: Any) -> Callable[[Any, Context], Awaitable[Any]]:
         async def respond(request: Any, context: Context) -> Any:
             async with self._open(method, request, context):
@@ -136,6 +159,8 @@ class Around(grpc.aio.ServerInterceptor):
                     await stack.enter_async_context(layer(call))
                 if self._watches_ended is not None and method in WATCHES:
                     raise self._watches_ended
+                if request is UNREAD:  # its key has become valid meanwhile
+                    raise credentials_invalid()
                 if request is UNREADABLE:
                     raise invalid_parameter([FieldViolation("request", "the bytes are no message of this method")])
                 yield call

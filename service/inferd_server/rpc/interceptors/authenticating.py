@@ -4,8 +4,10 @@ Health never needs a key (probes have none); with a valid one it also tells of t
 Reflection and GetServerInfo need any valid key.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import grpc
 
 from inferd_server.core.access import MethodGroup
 from inferd_server.core.errors import InferdError, credentials_invalid, credentials_missing, method_denied
@@ -19,6 +21,8 @@ HEALTH = "grpc.health.v1.Health"
 HEADER = "authorization"
 SCHEME = "bearer"
 MAX_HEADER_CHARACTERS = 4096
+
+Metadata = Iterable[tuple[str, str | bytes]]
 
 _INFERENCE = "/inferd.v1.InferenceService/"
 _MODELS = "/inferd.v1.ModelService/"
@@ -55,20 +59,35 @@ def authenticating(callers: Callers, registry: Registry) -> Callable[[Call], Abs
     return layer
 
 
+def known(callers: Callers) -> Callable[[grpc.HandlerCallDetails], bool]:
+    """Whether a call's message is read: who shows no valid key where one is needed shall not fill the memory."""
+
+    def is_known(details: grpc.HandlerCallDetails) -> bool:
+        if not callers.needs_key or details.method.startswith(f"/{HEALTH}/"):
+            return True
+        try:
+            callers.authenticate(_key_in(details.invocation_metadata))
+        except InferdError:
+            return False
+        return True
+
+    return is_known
+
+
 def _caller(call: Call, callers: Callers) -> Caller:
     if not callers.needs_key:
         return callers.anonymous
-    values = [value for name, value in call.context.invocation_metadata() or () if name == HEADER]
     try:
-        return callers.authenticate(_key_in(values))
+        return callers.authenticate(_key_in(call.context.invocation_metadata()))
     except InferdError:
         if call.service == HEALTH:
             return callers.anonymous
         raise
 
 
-def _key_in(values: Sequence[str | bytes]) -> str:
+def _key_in(metadata: Metadata | None) -> str:
     """The key of exactly one `Bearer KEY` (the scheme in any case, as HTTP has it)."""
+    values = [value for name, value in metadata or () if name == HEADER]
     if not values:
         raise credentials_missing()
     scheme, _, key = str(values[0])[:MAX_HEADER_CHARACTERS].partition(" ")
