@@ -11,7 +11,7 @@ LABEL = "local.inferd.server"
 UNIT = "inferd.service"
 """Its name to systemd."""
 END_SECONDS = 45
-"""What the server may take after its drain: its engines' end (app.JOIN_SECONDS), and the rest."""
+"""What the server may take after its drain: its engines' end (app.shutdown.JOIN_SECONDS), and the rest."""
 OPEN_FILES = 65_536
 RESTART_SECONDS = 10
 

@@ -38,7 +38,7 @@ def run() -> Run:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
-    """Stands in for app.py: the configurations that were served; the exit code is 3."""
+    """Stands in for app: the configurations that were served; the exit code is 3."""
     configs: list[Config] = []
 
     async def serve(config: Config, *, announce: Callable[[str], None]) -> int:

@@ -187,9 +187,9 @@ from inferd_server.core.observer import UNOBSERVED
 
 async def main():
     app = App(load_config(Path(sys.argv[1]), {}, {}))
-    assert app._monitoring is None
-    assert app._generations._observer is app._loader.observer is UNOBSERVED
-    assert len(app._server._around._layers) == 5
+    assert app._rooms.monitoring is None
+    assert app._rooms.generations._observer is app._rooms.loader.observer is UNOBSERVED
+    assert len(app._rooms.server._around._layers) == 5
 
 asyncio.run(main())
 assert not [name for name in sys.modules if name.startswith(("prometheus_client", "inferd_server.telemetry.metrics"))]

@@ -289,7 +289,7 @@ from inferd_server.config import load_config
 
 async def main():
     app = App(load_config(Path(sys.argv[1]), {}, {}))
-    assert app._tracing is None
+    assert app._rooms.tracing is None
 
 asyncio.run(main())
 assert not [name for name in sys.modules if name.startswith("opentelemetry")]

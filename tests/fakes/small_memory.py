@@ -36,7 +36,7 @@ class MeasuredApp(app.App):
 def main() -> None:
     from inferd_client.cli import main as inferd
 
-    app.App = MeasuredApp  # type: ignore[misc]
+    app.app.App = MeasuredApp  # type: ignore[misc]
     limit = int(os.environ["INFERD_TEST_WORK_LIMIT"])
     app.serve = partial(app.serve, work_limit=limit)  # type: ignore[assignment]
     sys.argv[0] = "inferd"

@@ -33,7 +33,7 @@ class Capability(StrEnum):
 
 
 class EngineKind(StrEnum):
-    """Which engine opens a model (app.py has the table)."""
+    """Which engine opens a model (app/openers.py has the table)."""
 
     LANGUAGE = "language"
     VISION = "vision"
@@ -247,7 +247,7 @@ class CheckedFiles:
 
 
 class Loader(Protocol):
-    """Opens models. `app.py` hands the registry the real one."""
+    """Opens models. `app` hands the registry the real one (app/loader.py)."""
 
     async def check(self, entry: ModelEntry) -> CheckedFiles:
         """What can be checked cheaply, before anything is evicted: files, config, architecture, index against sizes.

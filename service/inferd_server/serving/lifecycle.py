@@ -19,7 +19,7 @@ class Phase(IntEnum):
 
 
 class Lifecycle:
-    """Holds the phase. One writer: app.py."""
+    """Holds the phase. One writer: app."""
 
     def __init__(self) -> None:
         self._phase = Phase.STARTING
