@@ -1,6 +1,7 @@
 """A server with little memory for requests: what fits later waits, what never fits is refused, nothing exceeds it."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from support.wire import facts_of, reason_of
 
 LIMIT_NBYTES = 3 * 2**19
 """The tiny model's cache takes 512 bytes per token: room for one answer of 500 tokens (with copies), not for two."""
-TESTS = str(Path(__file__).parents[1])
+PATH = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     models = [{"name": "tiny", "path": model, "preload": True}, {"name": "eyes", "path": eyes}]
     config = write_config(folder, models, budget_gb=1)
     with serving(
-        config, program=("-m", "fakes.small_memory"), PYTHONPATH=TESTS, INFERD_TEST_WORK_LIMIT=str(LIMIT_NBYTES)
+        config, program=("-m", "fakes.small_memory"), PYTHONPATH=PATH, INFERD_TEST_WORK_LIMIT=str(LIMIT_NBYTES)
     ) as server:
         server.wait_for_log("measuring")
         yield server
