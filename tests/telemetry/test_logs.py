@@ -68,6 +68,45 @@ def test_a_traceback_tells_no_local_variables() -> None:
         assert "private text" not in "".join(lines)
 
 
+QUOTING = """
+import asyncio, logging
+from inferd_server.telemetry.logs import configure
+configure({format!r})
+def tell(name):
+    try:
+        try:
+            raise KeyError("private text")
+        except KeyError:
+            raise ValueError("broke on 'private text'")
+    except ValueError:
+        logging.getLogger(name).exception("failed")
+tell("inferd.rpc")
+tell("some.library")
+async def leave_behind():
+    async def fail():
+        raise ValueError("private text")
+    task = asyncio.create_task(fail())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    del task
+    asyncio.get_running_loop().call_soon(lambda text: 1 / 0, "private text")
+    await asyncio.sleep(0)
+asyncio.run(leave_behind())
+"""
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_an_exception_that_may_quote_a_caller_is_told_by_its_types_and_places(log_format: str) -> None:
+    program = QUOTING.format(format=log_format)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "private text" not in done.stderr
+    assert done.stderr.count("builtins.ValueError") == 3
+    assert done.stderr.count("builtins.KeyError") == 2
+    assert "builtins.ZeroDivisionError" in done.stderr
+    assert "in tell" in done.stderr
+    assert "never retrieved" in done.stderr
+
+
 HOSTILE = """
 import logging
 from inferd_server.telemetry.logs import configure

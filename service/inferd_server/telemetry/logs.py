@@ -6,6 +6,9 @@ value can make it look like two.
 
 import logging
 import os
+import traceback
+from collections.abc import Iterator
+from types import TracebackType
 from typing import Literal
 
 import structlog
@@ -20,6 +23,9 @@ MAX_VALUE_CHARACTERS = 2000
 """A longer value of one log field is cut, so that no input makes an endless line."""
 MAX_TRACEBACK_CHARACTERS = 16_000
 """Of a longer traceback the middle is left out."""
+
+MAX_CAUSES = 8
+"""Of an exception whose texts are left out, so many links of its chain are told."""
 
 MULTILINE = ("exception", "stack")
 """Fields that are shown below the line in the console format."""
@@ -51,7 +57,7 @@ def configure(log_format: LogFormat = "console", level: str = "INFO") -> None:
             foreign_pre_chain=_SHARED,
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.format_exc_info,
+                _show_exception,
                 _cut_long_values,
                 *renderers,
             ],
@@ -90,6 +96,36 @@ def _is_terminal() -> bool:
         return os.isatty(STDERR)
     except OSError:
         return False
+
+
+def _show_exception(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """An exception's text may quote what it broke on, and at the rpc edge and in libraries that may be a prompt: there
+    it is left out. Other rooms of ours see models' files, token ids and arrays alone."""
+    name = str(event["logger"])
+    if name == "asyncio":  # "… exception was never retrieved", and then the exception itself
+        event["event"] = str(event["event"]).partition("\n")[0].partition(" in callback ")[0]
+    sees_texts = name.startswith("inferd.rpc") or not name.startswith("inferd")
+    return (_show_places if sees_texts else structlog.processors.format_exc_info)(logger, method, event)
+
+
+ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None]
+
+
+def _places(exc_info: ExceptionInfo) -> str:
+    """An exception's type and where it was raised, and below it the same of its causes."""
+    return "\nbecause of:\n".join(_links(exc_info[1]))
+
+
+def _links(error: BaseException | None) -> Iterator[str]:
+    for _ in range(MAX_CAUSES):
+        if error is None:
+            return
+        kind = type(error)
+        yield "".join(traceback.format_tb(error.__traceback__)) + f"{kind.__module__}.{kind.__qualname__}"
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+_show_places = structlog.processors.ExceptionRenderer(exception_formatter=_places)
 
 
 def _cut_long_values(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
