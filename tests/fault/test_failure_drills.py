@@ -19,7 +19,7 @@ from support.wire import facts_of, reason_of
 
 pytestmark = pytest.mark.faults
 
-STEP_TIMEOUT = 1.5
+STEP_TIMEOUT = 3.0
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ async def test_an_engine_that_dies_fails_its_model_and_gives_its_bytes_back(clie
         again = client.ask("better")
         assert reason_of(await again.error()) == "ENGINE_FAILED"  # within the backoff: at once
         assert again.seconds < 0.9
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while (await client.list()).memory.used_bytes != GIB:  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.01)
         loaded = await client.load("better")
@@ -217,14 +217,14 @@ async def test_a_step_that_hangs_fails_its_model_and_stays_charged_until_it_ends
             error = await hanging.error()
             assert reason_of(error) == "ENGINE_FAILED"
             assert facts_of(error)["completion_tokens"] == str(len(hanging.output.ids))
-            assert STEP_TIMEOUT <= hanging.seconds < STEP_TIMEOUT + 3
+            assert STEP_TIMEOUT <= hanging.seconds < STEP_TIMEOUT + 15
             model = await client.until_state("better", "FAILED")
             assert model.memory.charged_bytes == GIB
             error = await client.ask("broken-close", contention=policy("fail")).error()
             assert facts_of(error)["blocking_models"] == "better,good"
     finally:
         server.stuck.unlink()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while (await client.model("better")).memory.charged_bytes:  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.01)
     await client.load("better")

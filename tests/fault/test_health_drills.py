@@ -26,7 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterat
     """Serves one model; what hangs hangs while its `stuck` exists."""
     folder = tmp_path_factory.mktemp("stuck")
     models = [{"name": "only", "path": tiny_model, "preload": True}]
-    config = write_config(folder, models, budget_gb=1, manager={"step_timeout_s": 0.5})
+    config = write_config(folder, models, budget_gb=1, manager={"step_timeout_s": 2})
     with serving_with_faults(config, INFERD_TEST_STUCK=str(folder / "stuck")) as process:
         process.wait_until_ready()
         process.stuck = folder / "stuck"  # type: ignore[attr-defined]

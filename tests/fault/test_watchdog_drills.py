@@ -15,12 +15,13 @@ from support.contention import GIB, Client, connected, serving_with_faults
 from support.servers import ServerProcess, write_config
 from support.wire import reason_of
 
-STEP_TIMEOUT = 0.5
+STEP_TIMEOUT = 3.0
+"""Longer than any step that is no fault takes, on cores that many share (seen: 1.5 s)."""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Room for both of its models; a step may take half a second beyond its prefill."""
+    """Room for both of its models; a step may take STEP_TIMEOUT beyond its prefill."""
     folder = tmp_path_factory.mktemp("watchdog")
     models = [
         {"name": name, "path": tiny_llama.build(folder / name, seed=seed), "estimated_memory_gb": 1}
@@ -75,18 +76,18 @@ async def test_a_long_prefill_is_allowed_what_its_tokens_may_take_and_no_more(cl
     await client.load("bad")
     stuck.begin()
     slow = client.ask("bad", prompt=prompt, seed=PREFILL_HANGS)
-    await asyncio.sleep(4 * STEP_TIMEOUT)
+    await asyncio.sleep(1.5 * STEP_TIMEOUT)
     assert not slow.is_over
     assert (await client.model("bad")).running_requests == 1
     stuck.end()
     assert len((await slow.result()).ids) == 8
 
-    await asyncio.gather(*(client.answer("bad", 1, prompt=f"{i} {prompt * 8}") for i in range(60)))  # quick ones
+    await asyncio.gather(*(client.answer("bad", 1, prompt=f"{i} {prompt * 8}") for i in range(30)))  # quick ones
     stuck.begin()
     began = time.monotonic()
     error = await client.ask("bad", prompt=prompt[::-1], seed=PREFILL_HANGS).error()
     assert reason_of(error) == "ENGINE_FAILED"
-    assert STEP_TIMEOUT <= time.monotonic() - began < 15
+    assert STEP_TIMEOUT <= time.monotonic() - began < STEP_TIMEOUT + 15
     assert (await client.model("bad")).last_error.reason == "ENGINE_FAILED"
 
 
