@@ -14,9 +14,10 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from types import FrameType, TracebackType
+from typing import Annotated, Any, NoReturn, Self
 
 import typer
 
@@ -92,14 +93,14 @@ def serve(
     """Serve models over gRPC until SIGTERM. Prints `listening on ADDRESS` when the port is open."""
     if sum((config is not None, model is not None, demo_model)) != 1:
         _fail("serve needs exactly one of --config FILE, --model FOLDER and --demo", code=2)
-    with _sigterm_ends_quietly():
+    with _EarlySignals() as early:
         if config is not None:
             loaded = _load(config, {}, flags, insecure=insecure)
         elif model is not None:
             loaded = _load_single(model, flags, insecure=insecure)
         else:
             loaded = _load(None, _demo_document(demo_dir), flags, insecure=insecure)
-        _run(loaded)
+        _run(loaded, early)
 
 
 @commands.command("check")
@@ -186,17 +187,34 @@ def _load(file: Path | None, document: dict[str, Any], flags: dict[str, str], *,
         raise typer.Exit(1) from None
 
 
-@contextlib.contextmanager
-def _sigterm_ends_quietly() -> Iterator[None]:
-    """Until the server itself listens to signals there is nothing to clean up, and to be stopped is no failure."""
-    previous = signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+class _EarlySignals:
+    """Until the server itself listens to signals there is nothing to clean up, and to be stopped is no failure; to be
+    asked to read the configuration again, by default a reason to end, waits until the server listens."""
+
+    def __init__(self) -> None:
+        self._has_hung_up = False
+
+    def __enter__(self) -> Self:
+        signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
+        signal.signal(signal.SIGHUP, self._on_hangup)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+
+    def _on_hangup(self, number: int, frame: FrameType | None) -> None:
+        self._has_hung_up = True
+
+    def repeat(self) -> None:
+        """The server listens: it is told what came before."""
+        if self._has_hung_up:
+            signal.raise_signal(signal.SIGHUP)
 
 
-def _run(config: Config) -> NoReturn:
+def _run(config: Config, early: _EarlySignals) -> NoReturn:
     # Tokenizers need no PyTorch: transformers' advice to install it would be the first line of every log.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     # grpc's core writes its own lines, one for each failed handshake: they would be no log lines, and could block.
@@ -206,8 +224,12 @@ def _run(config: Config) -> NoReturn:
     from inferd_server.app import serve as serve_app  # noqa: PLC0415
     from inferd_server.telemetry import logs  # noqa: PLC0415
 
+    def announce(line: str) -> None:
+        _announce(line)
+        early.repeat()
+
     async def serve_to_the_end() -> NoReturn:
-        _exit_now(await serve_app(config, announce=_announce))
+        _exit_now(await serve_app(config, announce=announce))
 
     logs.configure(config.logging.format, config.logging.level)
     try:

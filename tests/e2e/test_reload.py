@@ -33,6 +33,29 @@ def server(config: Path) -> Iterator[ServerProcess]:
         yield running
 
 
+HANGUP_WHILE_STARTING = """
+import os, signal
+from inferd_server import __main__ as program
+
+load = program._load
+
+def load_and_hang_up(*arguments, **options):
+    loaded = load(*arguments, **options)
+    os.kill(os.getpid(), signal.SIGHUP)
+    return loaded
+
+program._load = load_and_hang_up
+program.commands(prog_name="inferd")
+"""
+
+
+def test_a_reload_asked_for_while_the_server_starts_is_done_once_it_listens(config: Path) -> None:
+    with serving(config, program=("-c", HANGUP_WHILE_STARTING)) as server:
+        server.wait_for_log("configuration reloaded")
+        with Client(server.address) as client:
+            assert client.generate("old", "hi", max_tokens=1).text is not None
+
+
 def change(config: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     document = yaml.safe_load(config.read_text())
     edit(document)

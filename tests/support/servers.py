@@ -79,7 +79,8 @@ class ServerProcess:
             if line.startswith("listening on "):
                 self.address = line.removeprefix("listening on ")
                 return self.address
-            if line == "" and self._process.poll() is not None:
+            if line == "":  # its end
+                self._process.wait(START_SECONDS)
                 time.sleep(0.1)
                 raise AssertionError(f"the server ended with {self._process.returncode}; log: {self.log}")
 
