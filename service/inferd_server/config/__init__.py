@@ -4,8 +4,9 @@ Only app and __main__ import this room. A `Config` is whole and valid, or there 
 """
 
 from .budget import BudgetReport, MemoryFigures, budget_report, memory_figures, work_limit_nbytes
+from .config import Config, Sources, entries, registry_limits
 from .keys import file_stamp, read_keys
-from .loading import Config, Sources, entries, load, load_config, look_again, registry_limits, reload_config
+from .loading import load, load_config, look_again, reload_config
 from .problems import ConfigError, Problem
 from .tls import IdentityWatch
 

@@ -8,8 +8,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .config import Config
 from .entry import is_batching, memory_share
-from .loading import Config
 from .rules import gib
 
 RESERVE_NBYTES = 128 * 2**20

@@ -6,7 +6,7 @@ from itertools import combinations
 from inferd_server.core.model import ModelEntry
 
 from .budget import budget_report
-from .loading import Config
+from .config import Config
 from .rules import gib
 
 MAX_LISTED_PAIRS = 16
