@@ -102,5 +102,5 @@ async def test_probes_are_answered_while_a_chat_full_of_json_is_refused(server: 
                     await generate(serialized, timeout=30)
                 assert fields_of(caught.value) == ["chat"]
 
-        # grpc reads the message on the loop: 40 ms on a core of its own.
-        assert await probe(server.address, refused(), "refusing 57 MiB of JSON") < 2 * BOUND_SECONDS
+        # grpc reads the message on the loop: 40 ms on a core of its own, but it and its client copy 57 MiB many times.
+        assert await probe(server.address, refused(), "refusing 57 MiB of JSON") < 5 * BOUND_SECONDS

@@ -90,16 +90,18 @@ def test_on_a_mac_the_process_is_as_large_as_its_footprint(monkeypatch: pytest.M
 def test_a_child_holds_the_system_awake_until_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = mac.program(tmp_path, "caffeinate", "exec sleep 600")
     monkeypatch.setattr(awake, "CAFFEINATE", str(program))
+    before = set(psutil.Process().children())  # of other tests
     with kept_awake():
-        [child] = psutil.Process().children()
+        [child] = set(psutil.Process().children()) - before
         assert child.is_running()
     assert not child.is_running()
 
 
 def test_the_child_watches_this_very_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(awake, "CAFFEINATE", str(mac.program(tmp_path, "caffeinate")))
+    before = set(psutil.Process().children())
     with kept_awake():
-        psutil.wait_procs(psutil.Process().children(), timeout=20)
+        psutil.wait_procs(set(psutil.Process().children()) - before, timeout=20)
     assert mac.calls(tmp_path, "caffeinate") == [f"-i -w {os.getpid()}"]
 
 

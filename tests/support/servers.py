@@ -107,7 +107,7 @@ class ServerProcess:
         """Resident memory of the process now."""
         return psutil.Process(self.pid).memory_info().rss
 
-    def wait(self, timeout: float = 30) -> int:
+    def wait(self, timeout: float = 60) -> int:
         """The exit code; the log is complete afterwards."""
         code = self._process.wait(timeout)
         for reader in self._readers:
