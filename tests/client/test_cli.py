@@ -75,6 +75,20 @@ def test_embed_writes_a_line_of_numbers_for_each_text(server: WireServer) -> Non
     assert server.calls[1].request.HasField("normalize")
 
 
+def test_rerank_writes_scores_and_documents_the_best_first(server: WireServer) -> None:
+    best = [inference_service_pb2.RerankResult(index=1, score=0.75), inference_service_pb2.RerankResult(score=0.5)]
+    response = inference_service_pb2.RerankResponse(results=best, truncated_documents=[0])
+    server.script("Rerank", response, response)
+    done = inferd(server, "rerank", "tiny", "what?", "a", "b c", "--truncate", "--top", "2")
+    assert (done.exit_code, done.stdout) == (0, "0.75\tb c\n0.5\ta\n")
+    assert done.stderr == "cut, since it is too long: 'a' …\n"
+    request = server.calls[0].request
+    assert (request.query, list(request.documents)) == ("what?", ["a", "b c"])
+    assert (request.truncation, request.top_n, request.return_documents) == (2, 2, False)
+    piped = inferd(server, "rerank", "tiny", "what?", "--json", input="a\nb c\n")
+    assert json.loads(piped.stdout)["results"][0] == {"index": 1, "score": 0.75, "document": "b c"}
+
+
 def test_chat_asks_one_question(server: WireServer) -> None:
     server.script("StreamGenerate", answer("Paris"))
     done = inferd(server, "chat", "tiny", "Capital of France?", "--system", "Be short", "--strategy", "wait")

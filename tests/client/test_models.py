@@ -12,7 +12,16 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from fakes import wire_server
 from fakes.wire_server import FOREVER, Refusal, WireServer
 from inferd.v1 import generation_pb2, inference_service_pb2, model_service_pb2
-from inferd_client import AsyncClient, Changed, InferdError, InvalidParameter, ModelNotFound, Removed, Snapshot
+from inferd_client import (
+    AsyncClient,
+    Changed,
+    EngineFailed,
+    InferdError,
+    InvalidParameter,
+    ModelNotFound,
+    Removed,
+    Snapshot,
+)
 from support.both_ways import BothWays
 
 BUDGET = model_service_pb2.MemoryBudget(limit_bytes=100, used_bytes=60)
@@ -148,6 +157,31 @@ async def test_embed_refuses_what_the_contract_has_not(
 ) -> None:
     with pytest.raises(error, match=next(iter(options), "texts")):
         await client.call("embed", "tiny", texts, **options)
+    assert server.calls == []
+
+
+async def test_documents_come_back_in_order_with_their_texts(server: WireServer, client: BothWays) -> None:
+    best = [inference_service_pb2.RerankResult(index=1, score=2.5), inference_service_pb2.RerankResult(score=-1)]
+    server.script("Rerank", inference_service_pb2.RerankResponse(results=best, truncated_documents=[1], preemptions=2))
+    options = {"top_n": 2, "truncation": "end", "request_id": "r1", "priority": 3}
+    reranking = await client.call("rerank", "tiny", "q", ["a", "b"], **options)
+    assert [(each.index, each.score, each.document) for each in reranking.results] == [(1, 2.5, "b"), (0, -1, "a")]
+    assert (reranking.truncated_documents, reranking.preemptions) == ((1,), 2)
+    request = server.calls[0].request
+    assert (request.query, list(request.documents), request.top_n) == ("q", ["a", "b"], 2)
+    assert (request.truncation, request.request_id, request.scheduling.priority) == (2, "r1", 3)
+
+
+async def test_a_result_for_no_document_is_an_unreadable_answer(server: WireServer, client: BothWays) -> None:
+    best = [inference_service_pb2.RerankResult(index=2, score=2.5)]
+    server.script("Rerank", inference_service_pb2.RerankResponse(results=best))
+    with pytest.raises(EngineFailed, match="a result for document 2 of 2"):
+        await client.call("rerank", "tiny", "q", ["a", "b"])
+
+
+async def test_rerank_refuses_one_text_as_documents(server: WireServer, client: BothWays) -> None:
+    with pytest.raises(TypeError, match="documents"):
+        await client.call("rerank", "tiny", "q", "one text")
     assert server.calls == []
 
 

@@ -148,8 +148,8 @@ def test_what_would_read_foreign_memory_is_refused(bert: Any, bad: EncodeRequest
 def test_a_vector_that_is_no_number_fails_its_own_request_alone(bert: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     encode = bert._encode
 
-    def with_nan(texts: Sequence[Sequence[int]]) -> Any:
-        vectors = encode(texts)
+    def with_nan(texts: Sequence[Sequence[int]], *rest: Any) -> Any:
+        vectors = encode(texts, *rest)
         vectors[[8 in ids for ids in texts]] = np.nan
         return vectors
 
@@ -166,7 +166,7 @@ def test_a_step_that_fails_loses_what_it_held_and_the_engine_goes_on(
 ) -> None:
     bert.insert(request([5, 6]))
     with monkeypatch.context() as patch:
-        patch.setattr(bert, "_encode", lambda texts: 1 / 0)
+        patch.setattr(bert, "_encode", lambda *texts: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             bert.step()
         assert bert.is_broken  # the warm-up failed too

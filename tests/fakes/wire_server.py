@@ -160,7 +160,7 @@ async def _stop(listening: grpc.aio.Server) -> None:
     await asyncio.sleep(0.01)
 
 
-_INFERENCE = ("Generate", "StreamGenerate", "Embed", "Tokenize", "CancelGeneration", "GetServerInfo")
+_INFERENCE = ("Generate", "StreamGenerate", "Embed", "Rerank", "Tokenize", "CancelGeneration", "GetServerInfo")
 _MODELS = ("ListModels", "GetModel", "LoadModel", "UnloadModel", "WatchModels")
 _STREAMS = ("StreamGenerate", "WatchModels", "Watch")
 

@@ -21,8 +21,9 @@ from fakes.embeddings import FakeEmbeddings
 from fakes.generations import FakeGenerations
 from fakes.in_process_server import FakeContext, InProcessServer
 from fakes.registry import FakeRegistry, entry
+from fakes.rerankings import FakeRerankings
 from inferd.v1 import inference_service_pb2, model_service_pb2
-from inferd_server.core.model import Capability, EmbedderFacts
+from inferd_server.core.model import Capability, EmbedderFacts, RerankerFacts
 from inferd_server.rpc.server import ListenSettings, Server, Services
 from inferd_server.serving.lifecycle import Lifecycle, Phase
 from support.any_message import messages, mutate
@@ -68,11 +69,12 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[asyncio.Runner, InPr
         "context_length": 100_000,
         "vocabulary_size": 300,
     }
-    embedder = entry("small", embedder=EmbedderFacts(64, 512, prompts={"x": "x: "}))
+    embedder = entry("small", embedder=EmbedderFacts(64, 512, prompts={"x": "x: "}), reranker=RerankerFacts(512))
     registry = FakeRegistry(entry("one", "tiny", **everything), entry("two", **everything), embedder)
     lifecycle = Lifecycle()
     lifecycle.advance(Phase.READY)
-    services = Services(FakeGenerations(), FakeEmbeddings(), registry, lifecycle, server_info(), reflection=False)  # type: ignore[arg-type]
+    rooms: Any = (FakeGenerations(), FakeEmbeddings(), FakeRerankings(), registry)
+    services = Services(*rooms, lifecycle, server_info(), reflection=False)
     with asyncio.Runner() as runner:
 
         async def make() -> Any:

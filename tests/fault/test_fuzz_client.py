@@ -22,6 +22,7 @@ DECODERS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "generation": (inf.GenerateResponse, decoding.generation),
     "event": (inf.StreamGenerateResponse, decoding.event),
     "embedding": (inf.EmbedResponse, decoding.embedding),
+    "reranking": (inf.RerankResponse, lambda answer: decoding.reranking(answer, ["a", "b"])),
     "tokens": (inf.TokenizeResponse, decoding.tokens),
     "server_info": (inf.GetServerInfoResponse, decoding.server_info),
     "model": (mod.Model, decoding.model),

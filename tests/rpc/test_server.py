@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from fakes.embeddings import FakeEmbeddings
 from fakes.generations import FakeGenerations, finished, flood, hang, started
 from fakes.registry import FakeRegistry
+from fakes.rerankings import FakeRerankings
 from inferd.v1 import inference_service_pb2 as pb
 from inferd.v1 import inference_service_pb2_grpc, model_service_pb2
 from inferd_server.core.errors import reader_stalled
@@ -35,7 +36,9 @@ REQUEST = pb.StreamGenerateRequest(model="tiny", prompt="x")
 
 
 def server_at(address: str) -> Server:
-    services = Services(FakeGenerations(), FakeEmbeddings(), FakeRegistry(), Lifecycle(), server_info())
+    services = Services(
+        FakeGenerations(), FakeEmbeddings(), FakeRerankings(), FakeRegistry(), Lifecycle(), server_info()
+    )
     return Server(services, ListenSettings(address, MAX_MESSAGE))
 
 

@@ -13,6 +13,7 @@ DEPTH = 4
 MOST_FIELDS = 4
 """Of one message, beside what names something and one member of each choice: with all of them none would be valid."""
 NAMES = ("one", "two", "tiny", "small")
+NEEDED = ("query", "documents")
 TEXTS = (
     *("", "x", "hello " * 50, "\x00", "\n", "ä" * 70, "🏴‍☠️", "\u202e", "</s>", "<|im_start|>", "{{ 1/0 }}", "a" * 5000),
     *("{}", "[]", "null", "{", '{"a": {"b": [1, 2, NaN]}}', '{"type": "object", "properties": {"a": {"$ref": "#"}}}'),
@@ -87,7 +88,8 @@ def messages(kind: Descriptor, odd: bool, depth: int = DEPTH) -> st.SearchStrate
     fields = [field for field in kind.fields if depth > 0 or field.message_type is None]
     named = [field for field in fields if field.name in {"model", "name"}]
     alone = [field for field in fields if field.containing_oneof is None]
-    usual = [*named, *alone[:2]]  # what a message says first is what it needs most
+    # What a message says first is what it needs most, but for those that need more.
+    usual = [*named, *alone[:2], *(field for field in alone if field.name in NEEDED)]
     choices = [[field for field in each.fields if field in fields] for each in kind.oneofs if len(each.fields) > 1]
 
     @st.composite

@@ -1,4 +1,5 @@
-"""BERT and its mean pooling in NumPy alone, written from the paper: what the engine's vectors are compared with."""
+"""BERT, its mean pooling and its classifier in NumPy alone, written from the paper: what the engine's vectors and
+scores are compared with."""
 
 import json
 import math
@@ -31,7 +32,8 @@ class NumpyBert:
 
     def __init__(self, folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text())
-        self._weights = read_safetensors(folder / "model.safetensors")
+        read = read_safetensors(folder / "model.safetensors")
+        self._weights = {name.removeprefix("bert."): array for name, array in read.items()}
         self._layers = config["num_hidden_layers"]
         self._heads = config["num_attention_heads"]
         self._epsilon = config.get("layer_norm_eps", 1e-12)
@@ -41,11 +43,17 @@ class NumpyBert:
         pooled = self.states(ids).mean(axis=0)
         return pooled / np.linalg.norm(pooled) if normalize else pooled
 
-    def states(self, ids: Sequence[int]) -> Array:
-        """The last layer's state for each token."""
+    def logit(self, ids: Sequence[int], second_from: int) -> float:
+        """The classifier's one number; the second segment begins at `second_from`."""
+        first = self.states(ids, second_from)[0]
+        return float(self._linear("classifier", np.tanh(self._linear("pooler.dense", first)))[0])
+
+    def states(self, ids: Sequence[int], second_from: int | None = None) -> Array:
+        """The last layer's state for each token; `second_from`: where the second segment begins, None for nowhere."""
         words = self._weights["embeddings.word_embeddings.weight"][list(ids)]
         positions = self._weights["embeddings.position_embeddings.weight"][: len(ids)]
-        kinds = self._weights["embeddings.token_type_embeddings.weight"][0]
+        segments = [int(second_from is not None and place >= second_from) for place in range(len(ids))]
+        kinds = self._weights["embeddings.token_type_embeddings.weight"][segments]
         states = self._norm("embeddings.LayerNorm", words + positions + kinds)
         for layer in range(self._layers):
             states = self._layer(f"encoder.layer.{layer}", states)

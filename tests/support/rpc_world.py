@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2_grpc
 from fakes.embeddings import FakeEmbeddings
 from fakes.generations import FakeGenerations
 from fakes.registry import FakeRegistry
+from fakes.rerankings import FakeRerankings
 from inferd.v1 import inference_service_pb2_grpc, model_service_pb2_grpc
 from inferd_server.core.model import ContentionPolicy, Strategy
 from inferd_server.core.observer import UNOBSERVED, Observer, Tracer
@@ -45,6 +46,7 @@ class World:
     address: str
     generations: FakeGenerations
     embeddings: FakeEmbeddings
+    rerankings: FakeRerankings
     registry: FakeRegistry
     lifecycle: Lifecycle
     channel: grpc.aio.Channel
@@ -76,10 +78,12 @@ async def open_world(
     **listen: Any,
 ) -> AsyncIterator[World]:
     """A server with a client; READY unless told otherwise. `listen` are further fields of ListenSettings."""
-    generations, embeddings = FakeGenerations(), FakeEmbeddings()
+    generations, embeddings, rerankings = FakeGenerations(), FakeEmbeddings(), FakeRerankings()
     registry, lifecycle = registry or FakeRegistry(), Lifecycle()
     lifecycle.advance(phase)
-    services = Services(generations, embeddings, registry, lifecycle, info or server_info(), callers or Callers())
+    services = Services(
+        generations, embeddings, rerankings, registry, lifecycle, info or server_info(), callers or Callers()
+    )
     listening = ListenSettings(address, MAX_MESSAGE, **listen)
     server = Server(services, listening, clock=clock, observer=observer, tracer=tracer)
     bound = await server.start()
@@ -90,6 +94,7 @@ async def open_world(
                 bound,
                 generations,
                 embeddings,
+                rerankings,
                 registry,
                 lifecycle,
                 channel,

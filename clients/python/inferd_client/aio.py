@@ -17,6 +17,7 @@ from inferd_client.options import (
     EmbedOptions,
     GenerationOptions,
     Message,
+    RerankOptions,
     State,
     StreamOptions,
     Tool,
@@ -204,6 +205,19 @@ class AsyncClient:
         """One vector per text (at most 4,096 in a call)."""
         request = requests.embed(model, texts, options)
         return decoding.embedding(await self._unary(self._stubs.inference.Embed, request, timeout))
+
+    async def rerank(
+        self,
+        model: str,
+        query: str,
+        documents: Sequence[str],
+        *,
+        timeout: float | None = None,
+        **options: Unpack[RerankOptions],
+    ) -> results.Reranking:
+        """Orders documents (at most 4,096 in a call) by how well each answers the query."""
+        request = requests.rerank(model, query, documents, options)
+        return decoding.reranking(await self._unary(self._stubs.inference.Rerank, request, timeout), request.documents)
 
     async def tokenize(
         self,

@@ -46,7 +46,7 @@ System = Annotated[str | None, typer.Option(metavar="TEXT", help="Instructions f
 
 def add_to(app: typer.Typer) -> None:
     """Adds every command of the client to the `inferd` command."""
-    for command in (generate, chat, embed, models, load, unload, watch, cancel, health):
+    for command in (generate, chat, embed, rerank, models, load, unload, watch, cancel, health):
         app.command(cls=ClientCommand)(with_endpoint(command))
 
 
@@ -146,6 +146,44 @@ def embed(
     for vector in embedding.vectors:
         terminal.write_line(" ".join(f"{number:.7g}" for number in vector))
     for index in embedding.truncated_texts:
+        terminal.write_note(f"cut, since it is too long: {given[index][:64]!r} …")
+
+
+def rerank(
+    endpoint: Endpoint,
+    model: Model,
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="What the documents should answer.")],
+    documents: Annotated[
+        list[str] | None, typer.Argument(metavar="[DOCUMENT]...", help="None: each line of stdin.")
+    ] = None,
+    top: Annotated[int | None, typer.Option(metavar="N", help="Only the best N.")] = None,
+    truncate: Annotated[bool, typer.Option("--truncate", help="Cut documents that are too long, and say so.")] = False,
+    priority: Priority = None,
+    strategy: Strategy = None,
+    request_id: RequestId = None,
+    as_json: Json = False,
+    timeout: Timeout = None,
+) -> None:
+    """Order documents by how well they answer a query: score and document, the best first."""
+    given = documents or _or_stdin(None, "DOCUMENT").splitlines()
+    with endpoint.connect() as client:
+        reranking = client.rerank(
+            model,
+            query,
+            given,
+            top_n=top,
+            truncation="end" if truncate else None,
+            priority=priority,
+            strategy=strategy,  # type: ignore[arg-type]  # a wrong word is refused by name
+            request_id=request_id,
+            timeout=timeout,
+        )
+    if as_json:
+        terminal.write_json(reranking)
+        return
+    for each in reranking.results:
+        terminal.write_line(f"{each.score:.6g}\t{each.document}")
+    for index in reranking.truncated_documents:
         terminal.write_note(f"cut, since it is too long: {given[index][:64]!r} …")
 
 

@@ -28,8 +28,10 @@ from inferd_client.results import (
     ModelError,
     ModelList,
     ModelMemory,
+    Ranked,
     RegistryEvent,
     Removed,
+    Reranking,
     ServedModel,
     ServerInfo,
     Snapshot,
@@ -158,6 +160,24 @@ def embedding(response: inference_service_pb2.EmbedResponse) -> Embedding:
         truncated_texts=tuple(response.truncated_texts),
         preemptions=response.preemptions,
     )
+
+
+def reranking(response: inference_service_pb2.RerankResponse, documents: Sequence[str]) -> Reranking:
+    """The results of Rerank, each with its document: those of the request, in their order."""
+    return Reranking(
+        request_id=response.request_id,
+        model=served_model(response.model),
+        results=tuple(_ranked(each, documents) for each in response.results),
+        usage=_copied(Usage, response.usage),
+        truncated_documents=tuple(response.truncated_documents),
+        preemptions=response.preemptions,
+    )
+
+
+def _ranked(result: inference_service_pb2.RerankResult, documents: Sequence[str]) -> Ranked:
+    if result.index >= len(documents):
+        raise unreadable(f"a result for document {result.index} of {len(documents)}")
+    return Ranked(result.index, result.score, documents[result.index])
 
 
 def tokens(response: inference_service_pb2.TokenizeResponse) -> Tokens:

@@ -60,6 +60,20 @@ class EmbedOptions(SchedulingOptions, total=False):
     request_id: str | None
 
 
+class RerankOptions(SchedulingOptions, total=False):
+    """Options of a reranking; what is left out (or None) is the server's default.
+
+    top_n: only the best so many.
+    truncation: `end` cuts documents that are longer than the model reads beside the query
+        (`Reranking.truncated_documents` tells which); else they are refused.
+    request_id: names the request for `cancel` and in logs.
+    """
+
+    top_n: int | None
+    truncation: Truncation | None
+    request_id: str | None
+
+
 class GenerationOptions(SchedulingOptions, total=False):
     """Options of a generation, named as in the contract; what is left out (or None) is the model's default.
 

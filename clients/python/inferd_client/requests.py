@@ -15,6 +15,7 @@ from inferd_client.options import (
     EmbedOptions,
     GenerationOptions,
     Message,
+    RerankOptions,
     State,
     StreamOptions,
     Tool,
@@ -64,7 +65,7 @@ _FIELDS = {
     "priority": ("scheduling", "priority"),
     "load_if_needed": ("scheduling", "load_if_needed"),
     "preemptible": ("scheduling", "preemptible"),
-    **{name: ("", name) for name in ("normalize", "truncation", "dimensions", "prompt_name")},
+    **{name: ("", name) for name in ("normalize", "truncation", "dimensions", "prompt_name", "top_n")},
     "request_id": ("", "request_id"),
     "session_id": ("", "session_id"),
     "waiting_events": ("stream", "waiting_events"),
@@ -109,6 +110,18 @@ def embed(model: str, texts: Sequence[str], options: EmbedOptions) -> inference_
     _put("model", request, "model", model)
     _put("texts", request, "texts", _not_a_string("texts", texts))
     _put_options(request, cast("Any", options), EmbedOptions.__annotations__.keys())
+    return request
+
+
+def rerank(
+    model: str, query: str, documents: Sequence[str], options: RerankOptions
+) -> inference_service_pb2.RerankRequest:
+    """The request of Rerank. Documents are not asked back: the caller has them."""
+    request = inference_service_pb2.RerankRequest()
+    _put("model", request, "model", model)
+    _put("query", request, "query", query)
+    _put("documents", request, "documents", _not_a_string("documents", documents))
+    _put_options(request, cast("Any", options), RerankOptions.__annotations__.keys())
     return request
 
 

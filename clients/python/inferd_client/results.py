@@ -233,6 +233,30 @@ class Embedding:
 
 
 @dataclass(frozen=True, slots=True)
+class Ranked:
+    """A document by its place in the request, and its score: higher is better."""
+
+    index: int
+    score: float
+    document: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reranking:
+    """Documents, the best first.
+
+    truncated_documents: indices of the documents that were cut.
+    """
+
+    request_id: str
+    model: ServedModel
+    results: tuple[Ranked, ...]
+    usage: Usage
+    truncated_documents: tuple[int, ...] = ()
+    preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Tokens:
     """A token count, the ids if asked for, and the model's context window."""
 

@@ -16,6 +16,7 @@ from inferd_client.options import (
     EmbedOptions,
     GenerationOptions,
     Message,
+    RerankOptions,
     State,
     StreamOptions,
     Tool,
@@ -189,6 +190,19 @@ class Client:
         """One vector per text (at most 4,096 in a call)."""
         request = requests.embed(model, texts, options)
         return decoding.embedding(self._unary(self._stubs.inference.Embed, request, timeout))
+
+    def rerank(
+        self,
+        model: str,
+        query: str,
+        documents: Sequence[str],
+        *,
+        timeout: float | None = None,
+        **options: Unpack[RerankOptions],
+    ) -> results.Reranking:
+        """Orders documents (at most 4,096 in a call) by how well each answers the query."""
+        request = requests.rerank(model, query, documents, options)
+        return decoding.reranking(self._unary(self._stubs.inference.Rerank, request, timeout), request.documents)
 
     def tokenize(
         self,

@@ -230,6 +230,52 @@ class EmbedResponse(_message.Message):
     preemptions: int
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[_Union[_generation_pb2.ServedModel, _Mapping]] = ..., dimensions: _Optional[int] = ..., vectors_f32le: _Optional[_Iterable[bytes]] = ..., usage: _Optional[_Union[_generation_pb2.Usage, _Mapping]] = ..., truncated_texts: _Optional[_Iterable[int]] = ..., preemptions: _Optional[int] = ...) -> None: ...
 
+class RerankRequest(_message.Message):
+    __slots__ = ("request_id", "model", "query", "documents", "top_n", "return_documents", "truncation", "scheduling")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    TOP_N_FIELD_NUMBER: _ClassVar[int]
+    RETURN_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULING_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    model: str
+    query: str
+    documents: _containers.RepeatedScalarFieldContainer[str]
+    top_n: int
+    return_documents: bool
+    truncation: TextTruncation
+    scheduling: _generation_pb2.SchedulingOptions
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., query: _Optional[str] = ..., documents: _Optional[_Iterable[str]] = ..., top_n: _Optional[int] = ..., return_documents: bool = ..., truncation: _Optional[_Union[TextTruncation, str]] = ..., scheduling: _Optional[_Union[_generation_pb2.SchedulingOptions, _Mapping]] = ...) -> None: ...
+
+class RerankResponse(_message.Message):
+    __slots__ = ("request_id", "model", "results", "usage", "truncated_documents", "preemptions")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    model: _generation_pb2.ServedModel
+    results: _containers.RepeatedCompositeFieldContainer[RerankResult]
+    usage: _generation_pb2.Usage
+    truncated_documents: _containers.RepeatedScalarFieldContainer[int]
+    preemptions: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[_Union[_generation_pb2.ServedModel, _Mapping]] = ..., results: _Optional[_Iterable[_Union[RerankResult, _Mapping]]] = ..., usage: _Optional[_Union[_generation_pb2.Usage, _Mapping]] = ..., truncated_documents: _Optional[_Iterable[int]] = ..., preemptions: _Optional[int] = ...) -> None: ...
+
+class RerankResult(_message.Message):
+    __slots__ = ("index", "score", "document")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    score: float
+    document: str
+    def __init__(self, index: _Optional[int] = ..., score: _Optional[float] = ..., document: _Optional[str] = ...) -> None: ...
+
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "prompt", "chat", "return_ids")
     MODEL_FIELD_NUMBER: _ClassVar[int]

@@ -50,6 +50,11 @@ class InferenceServiceStub(object):
                 request_serializer=inferd_dot_v1_dot_inference__service__pb2.EmbedRequest.SerializeToString,
                 response_deserializer=inferd_dot_v1_dot_inference__service__pb2.EmbedResponse.FromString,
                 _registered_method=True)
+        self.Rerank = channel.unary_unary(
+                '/inferd.v1.InferenceService/Rerank',
+                request_serializer=inferd_dot_v1_dot_inference__service__pb2.RerankRequest.SerializeToString,
+                response_deserializer=inferd_dot_v1_dot_inference__service__pb2.RerankResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/inferd.v1.InferenceService/Tokenize',
                 request_serializer=inferd_dot_v1_dot_inference__service__pb2.TokenizeRequest.SerializeToString,
@@ -87,6 +92,13 @@ class InferenceServiceServicer(object):
 
     def Embed(self, request, context):
         """Embeds texts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rerank(self, request, context):
+        """Orders documents by how well each answers a query.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -130,6 +142,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Embed,
                     request_deserializer=inferd_dot_v1_dot_inference__service__pb2.EmbedRequest.FromString,
                     response_serializer=inferd_dot_v1_dot_inference__service__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Rerank': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rerank,
+                    request_deserializer=inferd_dot_v1_dot_inference__service__pb2.RerankRequest.FromString,
+                    response_serializer=inferd_dot_v1_dot_inference__service__pb2.RerankResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -229,6 +246,33 @@ class InferenceService(object):
             '/inferd.v1.InferenceService/Embed',
             inferd_dot_v1_dot_inference__service__pb2.EmbedRequest.SerializeToString,
             inferd_dot_v1_dot_inference__service__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rerank(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferd.v1.InferenceService/Rerank',
+            inferd_dot_v1_dot_inference__service__pb2.RerankRequest.SerializeToString,
+            inferd_dot_v1_dot_inference__service__pb2.RerankResponse.FromString,
             options,
             channel_credentials,
             insecure,

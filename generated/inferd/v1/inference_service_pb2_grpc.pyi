@@ -39,6 +39,12 @@ class InferenceServiceStub:
     ]
     """Embeds texts."""
 
+    Rerank: grpc.UnaryUnaryMultiCallable[
+        inferd.v1.inference_service_pb2.RerankRequest,
+        inferd.v1.inference_service_pb2.RerankResponse,
+    ]
+    """Orders documents by how well each answers a query."""
+
     Tokenize: grpc.UnaryUnaryMultiCallable[
         inferd.v1.inference_service_pb2.TokenizeRequest,
         inferd.v1.inference_service_pb2.TokenizeResponse,
@@ -77,6 +83,12 @@ class InferenceServiceAsyncStub:
         inferd.v1.inference_service_pb2.EmbedResponse,
     ]
     """Embeds texts."""
+
+    Rerank: grpc.aio.UnaryUnaryMultiCallable[
+        inferd.v1.inference_service_pb2.RerankRequest,
+        inferd.v1.inference_service_pb2.RerankResponse,
+    ]
+    """Orders documents by how well each answers a query."""
 
     Tokenize: grpc.aio.UnaryUnaryMultiCallable[
         inferd.v1.inference_service_pb2.TokenizeRequest,
@@ -122,6 +134,14 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[inferd.v1.inference_service_pb2.EmbedResponse, collections.abc.Awaitable[inferd.v1.inference_service_pb2.EmbedResponse]]:
         """Embeds texts."""
+
+    @abc.abstractmethod
+    def Rerank(
+        self,
+        request: inferd.v1.inference_service_pb2.RerankRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[inferd.v1.inference_service_pb2.RerankResponse, collections.abc.Awaitable[inferd.v1.inference_service_pb2.RerankResponse]]:
+        """Orders documents by how well each answers a query."""
 
     @abc.abstractmethod
     def Tokenize(

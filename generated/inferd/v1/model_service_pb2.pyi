@@ -29,6 +29,7 @@ class ModelCapability(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MODEL_CAPABILITY_EMBED: _ClassVar[ModelCapability]
     MODEL_CAPABILITY_VISION: _ClassVar[ModelCapability]
     MODEL_CAPABILITY_TOOLS: _ClassVar[ModelCapability]
+    MODEL_CAPABILITY_RERANK: _ClassVar[ModelCapability]
 
 class ModelIsolation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -57,6 +58,7 @@ MODEL_CAPABILITY_CHAT: ModelCapability
 MODEL_CAPABILITY_EMBED: ModelCapability
 MODEL_CAPABILITY_VISION: ModelCapability
 MODEL_CAPABILITY_TOOLS: ModelCapability
+MODEL_CAPABILITY_RERANK: ModelCapability
 MODEL_ISOLATION_UNSPECIFIED: ModelIsolation
 MODEL_ISOLATION_THREAD: ModelIsolation
 MODEL_ISOLATION_PROCESS: ModelIsolation

@@ -38,6 +38,7 @@ def _open_vision_engine(settings: EngineSettings, loading: Loading) -> Engine:
 OPENERS: dict[EngineKind, OpenEngine] = {
     EngineKind.LANGUAGE: _open_language_engine,
     EngineKind.EMBEDDING: _open_embedding_engine,
+    EngineKind.RERANKING: _open_embedding_engine,
     EngineKind.VISION: _open_vision_engine,
 }
 """What opens a model of each kind."""

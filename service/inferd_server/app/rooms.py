@@ -21,10 +21,12 @@ from inferd_server.registry.registry import Registry
 from inferd_server.rpc.server import Server, ServerInfo, Services
 from inferd_server.scheduler.memory import WorkMemory
 from inferd_server.serving.embeddings import Embeddings
+from inferd_server.serving.encodings import Encodings
 from inferd_server.serving.generations import Generations
 from inferd_server.serving.in_flight import InFlight
 from inferd_server.serving.lifecycle import Lifecycle, Phase
 from inferd_server.serving.pictures import Pictures
+from inferd_server.serving.rerankings import Rerankings
 from inferd_server.text.texts import Texts
 
 from . import settings, telemetry
@@ -79,10 +81,11 @@ class Rooms:
             pictures=self.pictures,
             observer=self._observer,
         )
-        embeddings = Embeddings(self.registry, self.texts, serving.generation, in_flight, observer=self._observer)
+        encodings = Encodings(self.registry, serving.generation, in_flight, observer=self._observer)
         services = Services(
             self.generations,
-            embeddings,
+            Embeddings(encodings, self.texts),
+            Rerankings(encodings, self.texts),
             self.registry,
             self.lifecycle,
             _server_info(config, figures, policy),

@@ -17,7 +17,7 @@ class MethodGroup(StrEnum):
     """What a key may call."""
 
     GENERATE = "generate"
-    """InferenceService: Generate, StreamGenerate, Embed, Tokenize, CancelGeneration."""
+    """InferenceService: Generate, StreamGenerate, Embed, Rerank, Tokenize, CancelGeneration."""
     OBSERVE = "observe"
     """ModelService: ListModels, GetModel, WatchModels."""
     ADMIN = "admin"

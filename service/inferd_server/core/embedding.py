@@ -62,11 +62,13 @@ class EncodeRequest:
     Attributes:
         texts: (index, ids), to be told apart in the answers; none is empty.
         dimensions: how many numbers of each vector to keep; 0 for all.
+        second_from: where the second part of each text begins, the document behind a query; 0: it is one.
     """
 
     texts: tuple[tuple[int, tuple[int, ...]], ...]
     normalize: bool = True
     dimensions: int = 0
+    second_from: int = 0
 
     @property
     def context_tokens(self) -> int:

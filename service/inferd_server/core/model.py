@@ -28,6 +28,7 @@ class Capability(StrEnum):
     GENERATE = "generate"
     CHAT = "chat"
     EMBED = "embed"
+    RERANK = "rerank"
     VISION = "vision"
     TOOLS = "tools"
 
@@ -38,6 +39,7 @@ class EngineKind(StrEnum):
     LANGUAGE = "language"
     VISION = "vision"
     EMBEDDING = "embedding"
+    RERANKING = "reranking"
 
 
 class Strategy(StrEnum):
@@ -135,6 +137,19 @@ class EmbedderFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class RerankerFacts:
+    """What a reranker's folder says about it.
+
+    Attributes:
+        max_tokens: of a query and a document together, special tokens included.
+        applies_sigmoid: whether a score is the sigmoid of the model's number; else it is that number.
+    """
+
+    max_tokens: int
+    applies_sigmoid: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class ModelEntry:
     """One configured model: what may be loaded and how large it will be.
 
@@ -144,6 +159,7 @@ class ModelEntry:
             its files were looked at, auto.
         reasoning_parser: the same for its reasoning.
         embedder: of a model that makes vectors; None for others.
+        reranker: of a model that scores documents; None for others.
     """
 
     name: str
@@ -164,7 +180,13 @@ class ModelEntry:
     tool_call_parser: str = "none"
     reasoning_parser: str = "none"
     embedder: EmbedderFacts | None = None
+    reranker: RerankerFacts | None = None
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+
+    @property
+    def makes_text(self) -> bool:
+        """Whether it answers prompts; else it reads texts alone."""
+        return self.embedder is None and self.reranker is None
 
 
 @dataclass(frozen=True, slots=True)

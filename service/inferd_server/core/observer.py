@@ -9,6 +9,9 @@ from typing import Protocol
 
 from .embedding import EmbedRequest
 from .generation import GenerationRequest, Timing, Usage
+from .reranking import RerankRequest
+
+ModelRequest = GenerationRequest | EmbedRequest | RerankRequest
 
 
 class GenerationObserver(Protocol):
@@ -65,7 +68,7 @@ class CallTrace(GenerationObserver, Protocol):
     def trace_id(self) -> str:
         """For logs, in hexadecimal; "" where nothing is traced."""
 
-    def asked(self, request: GenerationRequest | EmbedRequest) -> None:
+    def asked(self, request: ModelRequest) -> None:
         """It asks for this."""
 
     def finish(self, end: CallEnd) -> None:
@@ -145,7 +148,7 @@ class Untraced(Unobserved):
 
     trace_id = ""
 
-    def asked(self, request: GenerationRequest | EmbedRequest) -> None:
+    def asked(self, request: ModelRequest) -> None:
         """See CallTrace."""
 
     def finish(self, end: CallEnd) -> None:

@@ -11,7 +11,10 @@ from .adapters import check_adapter
 from .encoder_folder import dense_files, is_embedder, read_encoder_folder
 from .headers import WeightsError, check_weights, read_header, read_object
 from .importing import IMPORTS
+from .reranker_folder import is_reranker, read_reranker_folder
 from .vision_folder import PROCESSOR_FILES, has_processor
+
+_ENCODERS = {EngineKind.EMBEDDING: "embedder", EngineKind.RERANKING: "reranker"}
 
 
 def check_model_folder(settings: EngineSettings) -> None:
@@ -25,8 +28,8 @@ def check_model_folder(settings: EngineSettings) -> None:
         raise model_load_failed(settings.name, f"the folder of model {settings.name!r} does not exist")
     config = _read_config(settings)
     _check_trust(settings, config)
-    if settings.kind is EngineKind.EMBEDDING:
-        _check_embedder(settings, config)
+    if settings.kind in {EngineKind.EMBEDDING, EngineKind.RERANKING}:
+        _check_encoder(settings, config)
         return
     if settings.kind is EngineKind.VISION:
         _check_vision(settings, config)
@@ -45,14 +48,15 @@ def check_model_folder(settings: EngineSettings) -> None:
         _check_draft(settings, settings.draft_path)
 
 
-def _check_embedder(settings: EngineSettings, config: dict[str, Any]) -> None:
-    if not is_embedder(settings.path, config):
-        raise model_unsupported(settings.name, "the folder holds no embedder any more")
-    problems = list(read_encoder_folder(settings.path, config).problems)
+def _check_encoder(settings: EngineSettings, config: dict[str, Any]) -> None:
+    problems = _encoder_problems(settings, config)
+    kind = _ENCODERS[settings.kind]
+    if problems is None:
+        raise model_unsupported(settings.name, f"the folder holds no {kind} any more")
     if "model_file" in config:  # mlx_vlm would run it, trusted or not
-        problems.append("model_file in config.json is not supported for embedders")
+        problems.append(f"model_file in config.json is not supported for {kind}s")
     keys = {"adapter_path": settings.adapter_path, "draft_model": settings.draft_path, "kv_bits": settings.kv_bits}
-    problems += [f"{key} is not supported for embedders" for key, value in keys.items() if value]
+    problems += [f"{key} is not supported for {kind}s" for key, value in keys.items() if value]
     if problems:
         raise model_unsupported(settings.name, "; ".join(problems[:MAX_LISTED]))
     _check_weights(settings)
@@ -61,6 +65,13 @@ def _check_embedder(settings: EngineSettings, config: dict[str, Any]) -> None:
             read_header(file)
     except WeightsError as error:
         raise model_corrupt(settings.name, error.file, str(error)) from None
+
+
+def _encoder_problems(settings: EngineSettings, config: dict[str, Any]) -> list[str] | None:
+    """None where the folder holds no model of this kind."""
+    if settings.kind is EngineKind.RERANKING:
+        return list(read_reranker_folder(settings.path, config).problems) if is_reranker(config) else None
+    return list(read_encoder_folder(settings.path, config).problems) if is_embedder(settings.path, config) else None
 
 
 def _check_vision(settings: EngineSettings, config: dict[str, Any]) -> None:

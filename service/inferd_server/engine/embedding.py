@@ -1,4 +1,4 @@
-"""A model that turns texts into vectors, behind the engine's verbs."""
+"""A model that turns texts into vectors, behind the engine's verbs; a reranker's have one number."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from inferd_server.core.model import EngineSettings, LoadAbandoned, Loading
 
 from .device import release_unused
 from .encoder_loading import LoadedEncoder, load_encoder
-from .encoder_upstream import pool_by_config
+from .encoder_models import EncoderModel
 from .engine import EngineOf, StepResultOf
 from .loading import MODEL_ERRORS, explain
 from .memory import EncoderFootprint, encoder_footprint
@@ -71,17 +71,17 @@ class EmbeddingEngine:
 
     def __init__(self, settings: EngineSettings, loaded: LoadedEncoder) -> None:
         self._settings = settings
-        self._model: Any = loaded.model
-        self._pooling = {"pooling_mode": loaded.folder.pooling}
-        self._facts = loaded.folder.facts
+        self._model: EncoderModel | None = loaded.model
+        self._max_tokens = loaded.max_tokens
+        self._width = loaded.width
         self._weights_nbytes = loaded.weights_nbytes
         self._vocabulary_size = int(loaded.config.get("vocab_size") or 0)
         self._padding_id = int(loaded.config.get("pad_token_id") or 0)
         self._footprint = encoder_footprint(
             loaded.config,
             batch_tokens=settings.prefill_step_size,
-            longest_text=self._facts.max_tokens,
-            itemsize=self._hidden(mx.array([[0]]), mx.array([[1]])).dtype.size,
+            longest_text=loaded.max_tokens,
+            itemsize=loaded.model.itemsize,
         )
         self._uids = count()
         self._is_broken = False
@@ -139,7 +139,8 @@ class EmbeddingEngine:
         is_intact = False
         try:
             batch = self._queue.next_batch()
-            vectors = self._encode([text.ids for text in batch])
+            seconds = [self._rows[text.uid].request.second_from for text in batch]
+            vectors = self._encode([text.ids for text in batch], seconds)
             is_intact = True
         finally:
             if not is_intact:
@@ -166,7 +167,10 @@ class EmbeddingEngine:
         """Encode two texts alone and together; where that differs, each is encoded alone from now on."""
         texts = [tuple((1 + i * 7919) % self._vocabulary_size for i in range(length)) for length in self._trial_lengths]
         alone = np.concatenate([self._encode([text]) for text in texts])
-        difference = np.linalg.norm(self._encode(texts) - alone, axis=1) / np.linalg.norm(alone, axis=1)
+        lengths = np.linalg.norm(alone, axis=1)
+        if self._width == 1:  # a score may be next to nothing
+            lengths = np.maximum(lengths, 1)
+        difference = np.linalg.norm(self._encode(texts) - alone, axis=1) / lengths
         if not np.isfinite(difference).all():
             raise ValueError("the model's vectors are not finite")
         if not (difference <= _MAX_DIFFERENCE).all():
@@ -175,7 +179,7 @@ class EmbeddingEngine:
 
     @property
     def _trial_lengths(self) -> tuple[int, ...]:
-        return tuple(min(length, self._facts.max_tokens) for length in _TRIAL_LENGTHS)
+        return tuple(min(length, self._max_tokens) for length in _TRIAL_LENGTHS)
 
     def _start_empty(self) -> None:
         self._rows: dict[int, _Row] = {}
@@ -189,23 +193,21 @@ class EmbeddingEngine:
             self.warm_up()
             self._is_broken = False
 
-    def _encode(self, texts: Sequence[Sequence[int]]) -> Vectors:
-        """A vector for each text, as pooled."""
+    def _encode(self, texts: Sequence[Sequence[int]], seconds: Sequence[int] = ()) -> Vectors:
+        """A vector for each text, as the model makes it; `seconds`: where each one's second part begins, 0 for none."""
+        assert self._model is not None, "it is open"
         longest = max(map(len, texts))
         ids = np.full((len(texts), longest), self._padding_id, dtype=np.int32)
         mask = np.zeros((len(texts), longest), dtype=np.int32)
         for row, text in enumerate(texts):
             ids[row, : len(text)] = text
             mask[row, : len(text)] = 1
-        attention_mask = mx.array(mask)
-        pooled = pool_by_config(self._hidden(mx.array(ids), attention_mask), attention_mask, self._pooling)
-        for dense in getattr(self._model, "dense", ()):
-            pooled = dense(pooled)
-        return np.array(pooled.astype(mx.float32))
-
-    def _hidden(self, ids: mx.array, attention_mask: mx.array) -> mx.array:
-        hidden: mx.array = self._model(ids, attention_mask=attention_mask).last_hidden_state
-        return hidden
+        segments = np.zeros_like(ids)
+        for row, begin in enumerate(seconds):
+            if begin:
+                segments[row, begin : len(texts[row])] = 1
+        vectors = self._model(mx.array(ids), mx.array(mask), mx.array(segments))
+        return np.array(vectors.astype(mx.float32))
 
     def _hand_out(self, batch: Sequence[QueuedText], vectors: Vectors) -> Iterable[Encoded]:
         """One piece for each request in the batch. One with a vector that is no number fails alone."""
@@ -230,8 +232,8 @@ class EmbeddingEngine:
         longest, limit = request.context_tokens, self._vocabulary_size - 1
         if not all(ids and min(ids) >= 0 and max(ids) <= limit for _, ids in request.texts):
             raise invalid_parameter([FieldViolation("texts", f"token ids must lie between 0 and {limit}")])
-        if longest > self._facts.max_tokens or request.dimensions > self._facts.width:
-            text = f"a text may have {self._facts.max_tokens} tokens, a vector {self._facts.width} dimensions"
+        if longest > self._max_tokens or request.dimensions > self._width:
+            text = f"a text may have {self._max_tokens} tokens, a vector {self._width} dimensions"
             raise invalid_parameter([FieldViolation("texts", text)])
 
 

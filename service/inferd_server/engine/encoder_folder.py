@@ -29,6 +29,7 @@ POOLING_KEYS = {
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
+LIST_ERRORS = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 POOLING_MODES = frozenset({"cls", "mean", "max", "lasttoken"})
 
 
@@ -92,13 +93,13 @@ def read_encoder_folder(folder: Path, config: Json) -> EncoderFolder:
     problems = list(modules.problems)
     pooling = _pooling(folder / modules.pooling, architecture, problems)
     width = _check_dense(folder, architecture, modules.dense, _whole(config, "hidden_size"), problems)
-    _check_config(config, architecture, problems)
+    check_config(config, architecture, problems)
     prompts = read_object(folder / "config_sentence_transformers.json") or {}
     named = _prompts(prompts)
     default = prompts.get("default_prompt_name")
     facts = EmbedderFacts(
         width=width,
-        max_tokens=_max_tokens(folder, config, model_type),
+        max_tokens=max_tokens(folder, config, model_type),
         normalizes=modules.normalizes,
         prompts=named,
         default_prompt=default if isinstance(default, str) and default in named else "",
@@ -129,8 +130,8 @@ def _read_modules(folder: Path) -> _Modules:
         return _Modules()
     modules = _Modules(normalizes=False)
     try:
-        listed = [(str(each["type"]).rsplit(".", 1)[-1], str(each.get("path", ""))) for each in _read_list(path)]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        listed = [(str(each["type"]).rsplit(".", 1)[-1], str(each.get("path", ""))) for each in read_list(path)]
+    except LIST_ERRORS:
         modules.problems.append("modules.json can't be read")
         return modules
     for kind, place in listed:
@@ -147,7 +148,8 @@ def _read_modules(folder: Path) -> _Modules:
     return modules
 
 
-def _read_list(path: Path) -> list[Any]:
+def read_list(path: Path) -> list[Any]:
+    """The list in a JSON file; what it and what is in it may raise are LIST_ERRORS. Blocking."""
     value = json.loads(path.read_bytes())
     if not isinstance(value, list):
         raise TypeError("no list")
@@ -182,7 +184,7 @@ def _check_dense(
     return width
 
 
-def _check_config(config: Json, architecture: Architecture, problems: list[str]) -> None:
+def check_config(config: Json, architecture: Architecture, problems: list[str]) -> None:
     if not architecture.is_bert:
         return
     for key, only in (("hidden_act", "gelu"), ("position_embedding_type", "absolute"), ("is_decoder", False)):
@@ -190,7 +192,7 @@ def _check_config(config: Json, architecture: Architecture, problems: list[str])
             problems.append(f"{key} {str(config[key])[:64]!r} in config.json is not supported")
 
 
-def _max_tokens(folder: Path, config: Json, model_type: str) -> int:
+def max_tokens(folder: Path, config: Json, model_type: str) -> int:
     positions = _whole(config, "max_position_embeddings")
     if model_type == "xlm-roberta" and positions:  # position 0 is the padding id's next
         positions -= 1 + (_whole(config, "pad_token_id") or 1)

@@ -1,4 +1,4 @@
-"""Reading an embedder into memory, on the thread that will own it; as loading.py does for models that make tokens."""
+"""Reading an embedder or a reranker into memory, on the thread that will own it; loading.py does it for the others."""
 
 import tempfile
 from collections.abc import Iterator
@@ -9,23 +9,26 @@ from typing import Any
 
 from mlx.utils import tree_flatten
 
-from inferd_server.core.model import EngineSettings, LoadAbandoned, Loading
+from inferd_server.core.model import EngineKind, EngineSettings, LoadAbandoned, Loading
 
 from .checks import check_model_folder
 from .device import release_unused
-from .encoder_folder import EncoderFolder, dense_files, read_encoder_folder
-from .encoder_upstream import load_embedding_model
+from .encoder_folder import dense_files, read_encoder_folder
+from .encoder_models import EncoderModel, PooledModel, ScoringModel
+from .encoder_upstream import load_embedding_model, load_sequence_classification_model
 from .headers import read_object, weight_files
 from .loading import MODEL_ERRORS, explain, read_weights
+from .reranker_folder import read_reranker_folder
 
 
 @dataclass(slots=True)
 class LoadedEncoder:
-    """An embedder in memory, its config.json, and what else its folder says."""
+    """A model in memory, its config.json, the longest text it reads, in tokens, and the width of its vectors."""
 
-    model: Any
+    model: EncoderModel
     config: dict[str, Any]
-    folder: EncoderFolder
+    max_tokens: int
+    width: int
     weights_nbytes: int
 
 
@@ -50,13 +53,18 @@ def load_encoder(settings: EngineSettings, loading: Loading) -> LoadedEncoder:
 
 def _load(settings: EngineSettings, loading: Loading) -> LoadedEncoder:
     config = read_object(settings.path / "config.json") or {}
-    folder = read_encoder_folder(settings.path, config)
     with _folder_of_weights(settings.path) as view:
-        model: Any = load_embedding_model(view, lazy=True)
-    # What the model itself would pool with: only its check is used, since it scales every vector to length 1.
-    model.pooling_config = {"pooling_mode": folder.pooling}
+        is_reranker = settings.kind is EngineKind.RERANKING
+        model: Any = (load_sequence_classification_model if is_reranker else load_embedding_model)(view, lazy=True)
     arrays = [array for _, array in tree_flatten(model.parameters())]
-    return LoadedEncoder(model, config, folder, read_weights(arrays, loading))
+    nbytes = read_weights(arrays, loading)
+    if is_reranker:
+        reranker = read_reranker_folder(settings.path, config)
+        scoring = ScoringModel(model, has_segments=reranker.has_segments)
+        return LoadedEncoder(scoring, config, reranker.facts.max_tokens, 1, nbytes)
+    folder = read_encoder_folder(settings.path, config)
+    pooled = PooledModel(model, folder.pooling)
+    return LoadedEncoder(pooled, config, folder.facts.max_tokens, folder.facts.width, nbytes)
 
 
 @contextmanager

@@ -14,8 +14,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from inferd_server.core.model import Capability, EmbedderFacts, EngineKind, ModelEntry, SamplingDefaults
+from inferd_server.core.model import (
+    Capability,
+    EmbedderFacts,
+    EngineKind,
+    ModelEntry,
+    RerankerFacts,
+    SamplingDefaults,
+)
 from inferd_server.engine.encoder_folder import dense_files, is_embedder, read_encoder_folder
+from inferd_server.engine.reranker_folder import is_reranker, read_reranker_folder
 from inferd_server.engine.vision_folder import is_vision_folder
 
 from .chat_facts import ChatFacts, read_chat_facts, with_chat_facts
@@ -41,6 +49,7 @@ class ModelFacts:
         revision: digest of the weight index and headers, and of the adapter; "" without weights.
         sampling: defaults that generation_config.json recommends, by SamplingDefaults' names.
         embedder: of a model that makes vectors; None for others.
+        reranker: of a model that scores documents; None for others.
         sees: whether it is a vision model whose chat template shows images.
         damage: what will make a load fail, one line each.
     """
@@ -51,6 +60,7 @@ class ModelFacts:
     quantization_bits: int = 0
     chat: ChatFacts = field(default_factory=ChatFacts)
     embedder: EmbedderFacts | None = None
+    reranker: RerankerFacts | None = None
     sees: bool = False
     weights_nbytes: int = 0
     revision: str = ""
@@ -78,7 +88,9 @@ def with_facts(
     if stated.engine.kind is EngineKind.VISION:
         stated = _as_vision(stated)
     elif facts.embedder is not None:
-        stated = _as_embedder(stated, facts.embedder)
+        stated = replace(_as_encoder(stated, EngineKind.EMBEDDING, Capability.EMBED), embedder=facts.embedder)
+    elif facts.reranker is not None:
+        stated = replace(_as_encoder(stated, EngineKind.RERANKING, Capability.RERANK), reranker=facts.reranker)
     elif facts.sees:
         stated = _as_vision(stated)
     return replace(
@@ -94,9 +106,9 @@ def with_facts(
     )
 
 
-def _as_embedder(stated: ModelEntry, embedder: EmbedderFacts) -> ModelEntry:
-    engine = replace(stated.engine, kind=EngineKind.EMBEDDING, prefix_cache_nbytes=0)  # it has nothing to keep
-    return replace(stated, engine=engine, capabilities=frozenset({Capability.EMBED}), embedder=embedder)
+def _as_encoder(stated: ModelEntry, kind: EngineKind, capability: Capability) -> ModelEntry:
+    engine = replace(stated.engine, kind=kind, prefix_cache_nbytes=0)  # it has nothing to keep
+    return replace(stated, engine=engine, capabilities=frozenset({capability}))
 
 
 def _as_vision(stated: ModelEntry) -> ModelEntry:
@@ -112,13 +124,16 @@ def read_facts(folder: Path, adapter: Path | None = None, draft: Path | None = N
     tokenizer = _read_json(folder / "tokenizer_config.json", damage)
     weights = _read_weights(folder, adapter, draft, damage)
     embedder = _read_embedder(folder, config, damage)
+    reranker = _read_reranker(folder, config, damage)
+    encoder = embedder or reranker
     chat = read_chat_facts(folder, tokenizer)
     return ModelFacts(
         architecture=_architecture(config),
-        context_length=embedder.max_tokens if embedder else _context_length(config, tokenizer),
+        context_length=encoder.max_tokens if encoder else _context_length(config, tokenizer),
         vocabulary_size=_whole(config, "vocab_size") or _embedding_rows(folder),
         quantization_bits=_quantization_bits(config),
         embedder=embedder,
+        reranker=reranker,
         chat=chat,
         sees=chat.shows_images and is_vision_folder(folder, config),
         weights_nbytes=weights.nbytes,
@@ -134,6 +149,14 @@ def _read_embedder(folder: Path, config: Json, damage: list[str]) -> EmbedderFac
     encoder = read_encoder_folder(folder, config)
     damage += encoder.problems
     return encoder.facts
+
+
+def _read_reranker(folder: Path, config: Json, damage: list[str]) -> RerankerFacts | None:
+    if not is_reranker(config):
+        return None
+    reranker = read_reranker_folder(folder, config)
+    damage += reranker.problems
+    return reranker.facts
 
 
 # --- weights ----------------------------------------------------------------------------------------------------

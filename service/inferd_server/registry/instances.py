@@ -81,6 +81,7 @@ def with_files_of(entry: ModelEntry, other: ModelEntry) -> ModelEntry:
         tool_call_parser=other.tool_call_parser,
         reasoning_parser=other.reasoning_parser,
         embedder=other.embedder,
+        reranker=other.reranker,
     )
 
 

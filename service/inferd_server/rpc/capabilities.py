@@ -17,7 +17,7 @@ def check_capabilities(message: GenerationMessage | inference_service_pb2.Tokeni
     Raises:
         InferdError: CAPABILITY_MISSING.
     """
-    if entry.embedder is not None:
+    if not entry.makes_text:
         _check_text_alone(message, entry)
     for capability, field in _needs(message):
         if capability not in entry.capabilities:

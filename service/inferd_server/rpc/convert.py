@@ -2,7 +2,6 @@
 
 from inferd.v1 import generation_pb2, inference_service_pb2
 from inferd_server.core.constraints import Constraint, ConstraintKind
-from inferd_server.core.embedding import Embedding, EmbedRequest, Truncation
 from inferd_server.core.generation import (
     ChatPrompt,
     Delta,
@@ -60,34 +59,6 @@ def to_generation_request(
         session_id=message.session_id,
         waiting_events=shape is not None and shape.waiting_events,
         coalesce_seconds=shape.coalesce_ms / 1000 if shape is not None and shape.HasField("coalesce_ms") else None,
-    )
-
-
-def to_embed_request(message: inference_service_pb2.EmbedRequest, server_policy: ContentionPolicy) -> EmbedRequest:
-    """A checked request; `server_policy` gives what its contention policy leaves unset."""
-    cuts = message.truncation == inference_service_pb2.TEXT_TRUNCATION_END
-    return EmbedRequest(
-        request_id=message.request_id,
-        model=message.model,
-        texts=tuple(message.texts),
-        normalize=message.normalize if message.HasField("normalize") else None,
-        truncation=Truncation.END if cuts else Truncation.REFUSE,
-        dimensions=message.dimensions,
-        prompt_name=message.prompt_name,
-        scheduling=to_scheduling(message.scheduling, server_policy),
-    )
-
-
-def from_embedding(embedding: Embedding) -> inference_service_pb2.EmbedResponse:
-    """The vectors."""
-    return inference_service_pb2.EmbedResponse(
-        request_id=embedding.request_id,
-        model=from_served_model(embedding.model),
-        dimensions=embedding.dimensions,
-        vectors_f32le=embedding.vectors,
-        usage=from_usage(embedding.usage),
-        truncated_texts=embedding.truncated,
-        preemptions=embedding.preemptions,
     )
 
 

@@ -16,10 +16,12 @@ from inferd_server.core.errors import prompt_too_long
 from inferd_server.core.generation import Delta, Event, Finished, GenerationRequest, Prompt, Started
 from inferd_server.core.model import Clock, ModelEntry
 from inferd_server.core.observer import both
+from inferd_server.core.reranking import RerankRequest
 from inferd_server.serving.embeddings import checked_embedder
 from inferd_server.serving.lifecycle import Phase
+from inferd_server.serving.rerankings import checked_reranker
 
-from . import convert, validate
+from . import convert, convert_encoding, validate
 from .capabilities import check_capabilities
 from .contention import check_strategy, from_policy
 from .enums import STRATEGY_VALUES
@@ -40,6 +42,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
     def __init__(self, services: Services, *, clock: Clock = time.monotonic) -> None:
         self._generations = services.generations
         self._embeddings = services.embeddings
+        self._rerankings = services.rerankings
         self._registry = services.registry
         self._lifecycle = services.lifecycle
         self._info = services.info
@@ -95,7 +98,25 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         )
         call.account.served(embedding.model)
         call.request_id = embedding.request_id
-        return convert.from_embedding(embedding)
+        return convert_encoding.from_embedding(embedding)
+
+    async def Rerank(self, request: pb.RerankRequest, context: Context) -> pb.RerankResponse:
+        """All scores in one answer."""
+        info = self._info.for_caller(current_caller())
+        check_strategy(request.scheduling.contention, info)
+        entry = self._resolve(request.model)
+        checked = await asyncio.to_thread(_checked_documents, request, entry, info)
+        call = current_call()
+        call.trace.asked(checked)
+        reranking = await self._rerankings.rerank(
+            checked,
+            caller=current_caller(),
+            deadline=self._deadline(context),
+            observer=both(call.account, call.trace),
+        )
+        call.account.served(reranking.model)
+        call.request_id = reranking.request_id
+        return convert_encoding.from_reranking(reranking, checked.documents if request.return_documents else ())
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         """Counts without loading weights."""
@@ -167,9 +188,15 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
 
 def _checked_texts(message: pb.EmbedRequest, entry: ModelEntry, info: ServerInfo) -> EmbedRequest:
     validate.check_embed(message, entry, info)
-    request = convert.to_embed_request(message, info.policy)
+    request = convert_encoding.to_embed_request(message, info.policy)
     checked_embedder(request, entry)
     return request
+
+
+def _checked_documents(message: pb.RerankRequest, entry: ModelEntry, info: ServerInfo) -> RerankRequest:
+    validate.check_rerank(message, info)
+    checked_reranker(entry)
+    return convert_encoding.to_rerank_request(message, info.policy)
 
 
 def _checked(message: convert.GenerationMessage, entry: ModelEntry, info: ServerInfo) -> GenerationRequest:

@@ -10,6 +10,7 @@ from inferd_server.serving.callers import Caller, Callers
 from inferd_server.serving.embeddings import Embeddings
 from inferd_server.serving.generations import Generations
 from inferd_server.serving.lifecycle import Lifecycle
+from inferd_server.serving.rerankings import Rerankings
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class Services:
 
     generations: Generations
     embeddings: Embeddings
+    rerankings: Rerankings
     registry: Registry
     lifecycle: Lifecycle
     info: ServerInfo

@@ -3,6 +3,8 @@
 The limits bound what one request may cost before an engine sees it. Existence of the model was checked before.
 """
 
+from collections.abc import Sequence
+
 from inferd.v1 import inference_service_pb2, model_service_pb2
 from inferd_server.core.model import EmbedderFacts, ModelEntry
 from inferd_server.serving.embeddings import embedder_violations
@@ -31,7 +33,8 @@ MAX_JSON_CHARACTERS_IN_ALL = 2**20
 MAX_TEXTS = 4096
 MAX_TEXT_CHARACTERS = 2**20
 VECTOR_OVERHEAD_NBYTES = 8
-EMBED_OVERHEAD_NBYTES = 65_536
+RESULT_OVERHEAD_NBYTES = 32
+ANSWER_OVERHEAD_NBYTES = 65_536
 MAX_STATES = 64
 MAX_WATCHED_NAMES = 1024
 
@@ -103,12 +106,8 @@ def check_embed(message: inference_service_pb2.EmbedRequest, entry: ModelEntry, 
     """Embed."""
     violations = Violations()
     check_request_id(message.request_id, violations)
-    claim = 1 <= len(message.texts) <= MAX_TEXTS
-    violations.require(claim, "texts", f"between 1 and {MAX_TEXTS} texts are allowed")
-    for i, text in enumerate(message.texts[:MAX_TEXTS]):
-        violations.check_length(text, f"texts[{i}]", MAX_TEXT_CHARACTERS, least=1)
-    known = message.truncation in inference_service_pb2.TextTruncation.values()
-    violations.require(known, "truncation", f"{message.truncation} is no known truncation")
+    _check_texts(message.texts, "texts", violations)
+    _check_truncation(message, violations)
     check_scheduling(message.scheduling, info, violations)
     if entry.embedder is not None:
         violations.found += embedder_violations(entry.embedder, message.dimensions, message.prompt_name)
@@ -116,12 +115,40 @@ def check_embed(message: inference_service_pb2.EmbedRequest, entry: ModelEntry, 
     violations.raise_if_any()
 
 
+def check_rerank(message: inference_service_pb2.RerankRequest, info: ServerInfo) -> None:
+    """Rerank."""
+    violations = Violations()
+    check_request_id(message.request_id, violations)
+    violations.check_length(message.query, "query", MAX_TEXT_CHARACTERS, least=1)
+    _check_texts(message.documents, "documents", violations)
+    _check_truncation(message, violations)
+    check_scheduling(message.scheduling, info, violations)
+    answer_nbytes = ANSWER_OVERHEAD_NBYTES + RESULT_OVERHEAD_NBYTES * len(message.documents) + message.ByteSize()
+    fits = not message.return_documents or answer_nbytes <= info.max_message_bytes
+    text = f"the documents are more than a message of {info.max_message_bytes} bytes holds beside their scores"
+    violations.require(fits, "return_documents", text)
+    violations.raise_if_any()
+
+
+def _check_texts(texts: Sequence[str], field: str, violations: Violations) -> None:
+    violations.require(1 <= len(texts) <= MAX_TEXTS, field, f"between 1 and {MAX_TEXTS} {field} are allowed")
+    for i, text in enumerate(texts[:MAX_TEXTS]):
+        violations.check_length(text, f"{field}[{i}]", MAX_TEXT_CHARACTERS, least=1)
+
+
+def _check_truncation(
+    message: inference_service_pb2.EmbedRequest | inference_service_pb2.RerankRequest, violations: Violations
+) -> None:
+    known = message.truncation in inference_service_pb2.TextTruncation.values()
+    violations.require(known, "truncation", f"{message.truncation} is no known truncation")
+
+
 def _check_answer_size(
     message: inference_service_pb2.EmbedRequest, embedder: EmbedderFacts, info: ServerInfo, violations: Violations
 ) -> None:
     """The whole answer is one message."""
     vector_nbytes = 4 * (message.dimensions or embedder.width) + VECTOR_OVERHEAD_NBYTES
-    most = (info.max_message_bytes - EMBED_OVERHEAD_NBYTES) // vector_nbytes
+    most = (info.max_message_bytes - ANSWER_OVERHEAD_NBYTES) // vector_nbytes
     text = f"{len(message.texts)} vectors of {vector_nbytes} bytes are more than a message of {info.max_message_bytes}"
     violations.require(len(message.texts) <= most, "texts", f"{text} bytes holds; at most {max(most, 0)} texts fit")
 

@@ -1,57 +1,28 @@
 """All Embed requests: what they need before an engine, and their answers."""
 
-import asyncio
 import functools
-import time
-import uuid
 from collections.abc import Sequence
-from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from inferd_server.core.embedding import Embedding, EmbedRequest, Truncation
-from inferd_server.core.errors import (
-    FieldViolation,
-    capability_missing,
-    invalid_parameter,
-    prompt_over_limit,
-    texts_too_long,
-)
-from inferd_server.core.model import Capability, Clock, EmbedderFacts, ModelEntry
-from inferd_server.core.observer import UNOBSERVED, GenerationObserver, Observer, both
-from inferd_server.registry.registry import Registry
+from inferd_server.core.errors import FieldViolation, capability_missing, invalid_parameter
+from inferd_server.core.model import Capability, EmbedderFacts, ModelEntry
+from inferd_server.core.observer import UNOBSERVED, GenerationObserver
 from inferd_server.text.sequences import Sequencer, TokenSequence
 from inferd_server.text.texts import Texts
 from inferd_server.text.tokenizer import Tokenizer
 
-from .callers import Caller, Callers
-from .embedding import EmbeddingRun
-from .generation import GenerationOptions
-from .in_flight import InFlight
-
-TEXTS_AT_A_TIME = 64
-"""Tokenized on a thread between two moments at which a client that left is noticed."""
+from .callers import Caller
+from .encoding import Prepared
+from .encodings import Encodings, check_lengths, check_limit, sequences_of
 
 
 class Embeddings:
-    """Lives on the event loop. `in_flight` is shared with the requests of other kinds."""
+    """Lives on the event loop."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        texts: Texts,
-        options: GenerationOptions,
-        in_flight: InFlight,
-        *,
-        clock: Clock = time.monotonic,
-        observer: Observer = UNOBSERVED,
-    ) -> None:
-        self._registry = registry
+    def __init__(self, encodings: Encodings, texts: Texts) -> None:
+        self._encodings = encodings
         self._texts = texts
-        self._options = options
-        self._in_flight = in_flight
-        self._clock = clock
-        self._observer = observer
-        self._anonymous = Callers().anonymous
         self._sequencers: WeakKeyDictionary[Tokenizer, Sequencer] = WeakKeyDictionary()
 
     async def embed(
@@ -62,53 +33,35 @@ class Embeddings:
         deadline: float | None = None,
         observer: GenerationObserver = UNOBSERVED,
     ) -> Embedding:
-        """Run a request; cancelling the caller ends it between two batches.
-
-        Args:
-            request: an empty request_id is replaced by a fresh one.
-            caller: whose it is; None: anybody's, without limits.
-            deadline: when the caller's own deadline ends, on the clock given at construction.
-            observer: told beside the one given at construction.
-
-        Raises:
-            InferdError: every other outcome.
-        """
-        self._in_flight.check_open()
-        entry = self._registry.resolve(request.model)
-        request_id = request.request_id or str(uuid.uuid4())
-        caller = caller or self._anonymous
-        self._in_flight.check_new(request_id, caller.id)
-        run = EmbeddingRun(
-            replace(request, request_id=request_id),
-            entry,
-            caller,
-            self._registry,
-            self._options,
-            self._clock,
-            deadline,
-            functools.partial(self._prepare, caller),
-            self._in_flight.check_queue,
-            both(self._observer.generation(entry.name), observer),
+        """Run a request; arguments and errors are those of Encodings.run."""
+        found = await self._encodings.run(
+            request, functools.partial(self._prepare, request), caller=caller, deadline=deadline, observer=observer
         )
-        with self._in_flight.holding(request_id, run, caller.id):
-            return await run.run()
+        return Embedding(
+            request_id=found.request_id,
+            model=found.model,
+            dimensions=request.dimensions or _embedder_of(found.entry).width,
+            vectors=found.vectors,
+            truncated=found.truncated,
+            usage=found.usage,
+            preemptions=found.preemptions,
+        )
 
-    async def _prepare(self, caller: Caller, request: EmbedRequest, entry: ModelEntry) -> Sequence[TokenSequence]:
+    async def _prepare(self, request: EmbedRequest, caller: Caller, entry: ModelEntry) -> Prepared:
         facts = checked_embedder(request, entry)
         tokenizer = await self._texts.get(entry)
         sequencer = self._sequencers.get(tokenizer)
         if sequencer is None:
             sequencer = self._sequencers[tokenizer] = Sequencer(tokenizer)
         prompt = facts.prompts.get(request.prompt_name or facts.default_prompt, "")
-        found: list[TokenSequence] = []
-        for start in range(0, len(request.texts), TEXTS_AT_A_TIME):
-            texts = [prompt + text for text in request.texts[start : start + TEXTS_AT_A_TIME]]
-            found += await asyncio.to_thread(sequencer.sequences, texts, facts.max_tokens)
-        _check_lengths(request, found, facts)
-        tokens, most = sum(len(each.ids) for each in found), caller.max_prompt_tokens
-        if most is not None and tokens > most:
-            raise prompt_over_limit("texts", tokens, most)
-        return found
+        found = await sequences_of(sequencer, request.texts, facts.max_tokens, prompt=prompt)
+        _check_tokens(found)
+        if request.truncation is not Truncation.END:
+            check_lengths("texts", found, facts.max_tokens)
+        normalize = facts.normalizes if request.normalize is None else request.normalize
+        prepared = Prepared(found, normalize, request.dimensions)
+        check_limit("texts", prepared, caller)
+        return prepared
 
 
 def checked_embedder(request: EmbedRequest, entry: ModelEntry) -> EmbedderFacts:
@@ -138,17 +91,14 @@ def embedder_violations(facts: EmbedderFacts, dimensions: int, prompt_name: str)
     return found
 
 
-def _check_lengths(request: EmbedRequest, found: Sequence[TokenSequence], facts: EmbedderFacts) -> None:
-    """Refuse texts that are longer than the model reads, unless they may be cut; and those of no token."""
+def _check_tokens(found: Sequence[TokenSequence]) -> None:
+    """Refuse texts of no token."""
     empty = [i for i, each in enumerate(found) if not each.ids]
     if empty:
         raise invalid_parameter([FieldViolation(f"texts[{i}]", "has no tokens") for i in empty])
-    long = {i: each for i, each in enumerate(found) if each.is_cut}
-    if long and request.truncation is not Truncation.END:
-        violations = [FieldViolation(f"texts[{i}]", _too_long(each, facts)) for i, each in long.items()]
-        raise texts_too_long(violations, max(each.tokens for each in long.values()), facts.max_tokens)
 
 
-def _too_long(sequence: TokenSequence, facts: EmbedderFacts) -> str:
-    count = sequence.tokens if sequence.is_counted else f"at least {sequence.tokens}"
-    return f"has {count} tokens; the model reads {facts.max_tokens}"
+def _embedder_of(entry: ModelEntry) -> EmbedderFacts:
+    """What an embedder's folder says."""
+    assert entry.embedder is not None, "checked before"
+    return entry.embedder

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from inferd_server.core.embedding import EmbedRequest
 from inferd_server.core.errors import echo
 from inferd_server.core.generation import ChatPrompt, GenerationRequest, RawPrompt
-from inferd_server.core.observer import CallEnd
+from inferd_server.core.observer import CallEnd, ModelRequest
+from inferd_server.core.reranking import RerankRequest
 
 Attributes = Mapping[str, str | int | float | bool | list[str]]
 
@@ -24,21 +25,29 @@ def of_call(method: str) -> Attributes:
     return {"rpc.system.name": "grpc", "rpc.method": method.removeprefix("/")}
 
 
-def of_request(request: GenerationRequest | EmbedRequest) -> Attributes:
+def of_request(request: ModelRequest) -> Attributes:
     """What a request asks for."""
     return {
         "gen_ai.operation.name": _operation(request),
         "gen_ai.provider.name": "inferd",
         "gen_ai.request.model": echo(request.model),
         "inferd.priority": request.scheduling.priority,
-        **(_of_embedding(request) if isinstance(request, EmbedRequest) else _of_sampling(request)),
+        **_of_options(request),
     }
 
 
-def _operation(request: GenerationRequest | EmbedRequest) -> str:
+def _operation(request: ModelRequest) -> str:
     if isinstance(request, EmbedRequest):
         return "embeddings"
+    if isinstance(request, RerankRequest):
+        return "rerank"
     return "chat" if isinstance(request.prompt, ChatPrompt) else "text_completion"
+
+
+def _of_options(request: ModelRequest) -> Attributes:
+    if isinstance(request, EmbedRequest):
+        return _of_embedding(request)
+    return {} if isinstance(request, RerankRequest) else _of_sampling(request)
 
 
 def _of_embedding(request: EmbedRequest) -> Attributes:
@@ -64,15 +73,17 @@ def _signed(value: float) -> float:
     return value - 2**64 if isinstance(value, int) and value >= 2**63 else value
 
 
-def of_prompt(request: GenerationRequest | EmbedRequest) -> Attributes:
+def of_prompt(request: ModelRequest) -> Attributes:
     """The texts of a request, up to MAX_PROMPT_CHARACTERS in all; a prompt of token ids has none."""
     messages = [{"role": role, "parts": [{"type": "text", "content": text}]} for role, text in _cut(_texts(request))]
     return {"gen_ai.input.messages": json.dumps(messages)} if messages else {}
 
 
-def _texts(request: GenerationRequest | EmbedRequest) -> Iterator[tuple[str, str]]:
+def _texts(request: ModelRequest) -> Iterator[tuple[str, str]]:
     if isinstance(request, EmbedRequest):
         yield from (("user", text) for text in request.texts)
+    elif isinstance(request, RerankRequest):
+        yield from (("user", text) for text in (request.query, *request.documents))
     elif isinstance(request.prompt, RawPrompt):
         yield "user", request.prompt.text
     elif isinstance(request.prompt, ChatPrompt):

@@ -46,7 +46,7 @@ REQUESTS = Metric(
 REQUEST_DURATION = Metric(
     "gen_ai_server_request_duration_seconds",
     Kind.HISTOGRAM,
-    "requests for a model's work, Embed too, from their arrival to their end",
+    "requests for a model's work, Embed and Rerank too, from their arrival to their end",
     ("method", "model", "code"),
     REQUEST_BUCKETS,
 )

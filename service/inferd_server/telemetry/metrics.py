@@ -19,7 +19,9 @@ from .picture import Build, Picture, families
 from .series import ModelSeries, Series
 
 LAG_INTERVAL_SECONDS = 0.5
-TIMED_METHODS = frozenset(f"/inferd.v1.InferenceService/{name}" for name in ("Generate", "StreamGenerate", "Embed"))
+TIMED_METHODS = frozenset(
+    f"/inferd.v1.InferenceService/{name}" for name in ("Generate", "StreamGenerate", "Embed", "Rerank")
+)
 """Calls whose duration says something; a watch's says when its client left."""
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a line with the time of birth beside every counter and histogram: a fifth of the answer

@@ -7,10 +7,9 @@ import time
 
 from opentelemetry.trace import Span, StatusCode, Tracer, format_trace_id, set_span_in_context
 
-from inferd_server.core.embedding import EmbedRequest
-from inferd_server.core.generation import GenerationRequest, Timing, Usage
+from inferd_server.core.generation import Timing, Usage
 from inferd_server.core.model import Clock
-from inferd_server.core.observer import CallEnd
+from inferd_server.core.observer import CallEnd, ModelRequest
 
 from . import attributes
 
@@ -46,7 +45,7 @@ class Spans:
         """See CallTrace."""
         return format_trace_id(self._span.get_span_context().trace_id)
 
-    def asked(self, request: GenerationRequest | EmbedRequest) -> None:
+    def asked(self, request: ModelRequest) -> None:
         """See CallTrace."""
         self._span.set_attributes(attributes.of_request(request))
         if self._record_prompts:

@@ -32,6 +32,19 @@ class TokenSequence:
         return len(self.ids) < self.tokens
 
 
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What stands around each text, and is never cut: special tokens, and a query before a document."""
+
+    before: tuple[int, ...]
+    behind: tuple[int, ...]
+
+    @property
+    def tokens(self) -> int:
+        """All of them."""
+        return len(self.before) + len(self.behind)
+
+
 class Sequencer:
     """One tokenizer's way to make sequences; may be used from several threads at once.
 
@@ -42,34 +55,34 @@ class Sequencer:
         """Raises InferdError MODEL_UNSUPPORTED where the special tokens are not around the text."""
         self._backend: Any = tokenizer.backend
         (plain,), (whole,) = self._encode(["a"]), self._encode(["a"], add_special_tokens=True)
-        begin = _find(whole, plain)
+        begin = find(whole, plain)
         if not plain or begin is None:
             raise model_unsupported(tokenizer.name, "the tokenizer's special tokens are not around the text")
-        self._before, self._behind = whole[:begin], whole[begin + len(plain) :]
+        self._frame = Frame(tuple(whole[:begin]), tuple(whole[begin + len(plain) :]))
 
-    def sequences(self, texts: Sequence[str], max_tokens: int) -> list[TokenSequence]:
-        """One for each text; none has more than `max_tokens` ids. Blocking."""
+    def sequences(self, texts: Sequence[str], max_tokens: int, frame: Frame | None = None) -> list[TokenSequence]:
+        """One for each text; none has more than `max_tokens` ids. Blocking.
+
+        Args:
+            frame: what to put around each text; None: the tokenizer's special tokens. It has less than `max_tokens`.
+        """
+        frame = frame or self._frame
         short = [text if len(text) <= PART_CHARACTERS else "" for text in texts]
         encoded = self._encode(short)
         return [
-            self._around(ids, len(ids), max_tokens)
+            _around(frame, ids, len(ids), max_tokens)
             if len(text) <= PART_CHARACTERS
-            else self._of_long_text(text, max_tokens)
+            else self._of_long_text(text, max_tokens, frame)
             for text, ids in zip(texts, encoded, strict=True)
         ]
 
-    def _of_long_text(self, text: str, max_tokens: int) -> TokenSequence:
+    def _of_long_text(self, text: str, max_tokens: int, frame: Frame) -> TokenSequence:
         ids: list[int] = []
         for start in range(0, len(text), PART_CHARACTERS):
             ids += self._encode([text[start : start + PART_CHARACTERS]])[0]
             if len(ids) > max_tokens:
-                return self._around(ids, len(ids), max_tokens, is_counted=start + PART_CHARACTERS >= len(text))
-        return self._around(ids, len(ids), max_tokens)
-
-    def _around(self, ids: list[int], tokens: int, max_tokens: int, *, is_counted: bool = True) -> TokenSequence:
-        special = len(self._before) + len(self._behind)
-        kept = ids[: max(0, max_tokens - special)]
-        return TokenSequence((*self._before, *kept, *self._behind), tokens + special, is_counted)
+                return _around(frame, ids, len(ids), max_tokens, is_counted=start + PART_CHARACTERS >= len(text))
+        return _around(frame, ids, len(ids), max_tokens)
 
     def _encode(self, texts: list[str], *, add_special_tokens: bool = False) -> list[list[int]]:
         encoded = self._backend(
@@ -79,6 +92,12 @@ class Sequencer:
         return ids
 
 
-def _find(whole: list[int], part: list[int]) -> int | None:
-    places = (i for i in range(len(whole) - len(part) + 1) if whole[i : i + len(part)] == part)
+def _around(frame: Frame, ids: list[int], tokens: int, max_tokens: int, *, is_counted: bool = True) -> TokenSequence:
+    kept = ids[: max(0, max_tokens - frame.tokens)]
+    return TokenSequence((*frame.before, *kept, *frame.behind), tokens + frame.tokens, is_counted)
+
+
+def find(whole: list[int], part: list[int], start: int = 0) -> int | None:
+    """Where `part` first stands in `whole`, not before `start`."""
+    places = (i for i in range(start, len(whole) - len(part) + 1) if whole[i : i + len(part)] == part)
     return next(places, None)

@@ -56,6 +56,7 @@ async def test_requests_per_minute(peer: Peer, keys: Keys) -> None:
         "Generate": unary("open-a", prompt="x", max_tokens=1),
         "StreamGenerate": endless("open-a"),
         "Embed": inf.EmbedRequest(model="open-a", texts=["x"]),
+        "Rerank": inf.RerankRequest(model="open-a", query="x", documents=["y"]),
     }.items():
         assert refusal(await asking.failure(method, request))[0]["limit"] == "requests_per_minute"
     # What looks on, and what gives back, is never limited.

@@ -29,6 +29,7 @@ def requests(model: str) -> dict[str, Any]:
         "Generate": unary(model, prompt="x", max_tokens=1),
         "StreamGenerate": streamed(model, prompt="x", max_tokens=1),
         "Embed": inf.EmbedRequest(model=model, texts=["x"]),
+        "Rerank": inf.RerankRequest(model=model, query="x", documents=["y"]),
         "Tokenize": inf.TokenizeRequest(model=model, prompt="x"),
         "GetModel": mod.GetModelRequest(name=model),
         "LoadModel": mod.LoadModelRequest(name=model),

@@ -29,7 +29,7 @@ _MODELS = "/inferd.v1.ModelService/"
 GROUPS: dict[str, MethodGroup | None] = {
     **{
         _INFERENCE + name: MethodGroup.GENERATE
-        for name in ("Generate", "StreamGenerate", "Embed", "Tokenize", "CancelGeneration")
+        for name in ("Generate", "StreamGenerate", "Embed", "Rerank", "Tokenize", "CancelGeneration")
     },
     _INFERENCE + "GetServerInfo": None,
     **{_MODELS + name: MethodGroup.OBSERVE for name in ("ListModels", "GetModel", "WatchModels")},

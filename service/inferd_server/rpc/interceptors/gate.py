@@ -15,6 +15,7 @@ CLOSED_WHILE_DRAINING = frozenset(
         f"/{INFERENCE}/Generate",
         f"/{INFERENCE}/StreamGenerate",
         f"/{INFERENCE}/Embed",
+        f"/{INFERENCE}/Rerank",
         f"/{INFERENCE}/Tokenize",
         "/inferd.v1.ModelService/LoadModel",
         "/inferd.v1.ModelService/UnloadModel",

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from .call import Call
 
 LIMITED = frozenset(
-    f"/inferd.v1.InferenceService/{name}" for name in ("Generate", "StreamGenerate", "Embed", "Tokenize")
+    f"/inferd.v1.InferenceService/{name}" for name in ("Generate", "StreamGenerate", "Embed", "Rerank", "Tokenize")
 )
 
 

@@ -1,14 +1,16 @@
-"""One Embed request in flight: texts into sequences, lease, vectors, interruption and resume, end."""
+"""One request of Embed or Rerank in flight: texts into sequences, lease, vectors, interruption and resume, end."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 
-from inferd_server.core.embedding import Embedding, EmbedRequest, Encoded, EncodeRequest
+from inferd_server.core.embedding import EmbedRequest, Encoded, EncodeRequest
 from inferd_server.core.errors import InferdError, Reason, preempted, request_timeout
 from inferd_server.core.generation import ServedModel, Usage
-from inferd_server.core.model import Clock, EmbedderFacts, Interrupted, ModelEntry
+from inferd_server.core.model import Clock, Interrupted, ModelEntry
 from inferd_server.core.observer import UNOBSERVED, GenerationObserver
+from inferd_server.core.reranking import RerankRequest
 from inferd_server.registry.lease import Lease
 from inferd_server.registry.registry import LeaseRequest, Registry
 from inferd_server.scheduler.scheduler import Scheduler
@@ -21,15 +23,53 @@ from .generation import GenerationOptions, is_cancelled, same_files
 from .in_flight import Flight, Stage
 from .stopwatch import Stopwatch
 
-Prepare = Callable[[EmbedRequest, ModelEntry], Awaitable[Sequence[TokenSequence]]]
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request's texts as one model reads them; the rest is EncodeRequest's."""
+
+    sequences: Sequence[TokenSequence]
+    normalize: bool = False
+    dimensions: int = 0
+    second_from: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Of all texts."""
+        return sum(len(each.ids) for each in self.sequences)
+
+    @property
+    def truncated(self) -> tuple[int, ...]:
+        """Indices of the texts that were cut."""
+        return tuple(i for i, each in enumerate(self.sequences) if each.is_cut)
 
 
-class EmbeddingRun:
+Prepare = Callable[[ModelEntry], Awaitable[Prepared]]
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """What came of a request: a vector for each text, in order, as little-endian float32.
+
+    Attributes:
+        entry: of the model whose files they were made with.
+    """
+
+    request_id: str
+    entry: ModelEntry
+    model: ServedModel
+    vectors: tuple[bytes, ...]
+    truncated: tuple[int, ...]
+    usage: Usage
+    preemptions: int
+
+
+class EncodingRun:
     """One request from its texts to their vectors. `run` runs once."""
 
     def __init__(
         self,
-        request: EmbedRequest,
+        request: EmbedRequest | RerankRequest,
         entry: ModelEntry,
         caller: Caller,
         registry: Registry,
@@ -53,7 +93,7 @@ class EmbeddingRun:
         self._check_queue = check_queue
         self._observer = observer
         self._stopwatch = Stopwatch(clock)
-        self._sequences: Sequence[TokenSequence] = ()
+        self._prepared = Prepared(())
         self._vectors: dict[int, bytes] = {}
         self._generation = 0  # of the instance that made the vectors
         self._preemptions = 0
@@ -87,17 +127,17 @@ class EmbeddingRun:
         if self._error is not None:
             raise self._error
 
-    async def run(self) -> Embedding:
+    async def run(self) -> Vectors:
         """The vectors.
 
         Raises:
             InferdError: every other outcome.
         """
         try:
-            self._sequences = await self._prepare(self.request, self.entry)
+            self._prepared = await self._prepare(self.entry)
             self.check_ended()
             self._caller.take_prompt(self._usage().prompt_tokens)
-            while len(self._vectors) < len(self._sequences):
+            while len(self._vectors) < len(self._prepared.sequences):
                 await self._attempt()
             return self._result()
         except asyncio.CancelledError:
@@ -154,7 +194,7 @@ class EmbeddingRun:
         """Vectors of other weights can't stand beside each other: begin anew."""
         self.entry = entry
         self._vectors.clear()
-        self._sequences = await self._prepare(self.request, entry)
+        self._prepared = await self._prepare(entry)
 
     async def _encode(self, lease: Lease) -> None:
         if not same_files(lease.entry, self.entry):
@@ -180,11 +220,10 @@ class EmbeddingRun:
     def _submit(self, lease: Lease) -> Stream[Encoded]:
         scheduler = lease.resident
         assert isinstance(scheduler, Scheduler)
-        facts = embedder_of(self.entry)
-        normalize = self.request.normalize
-        left = ((i, each.ids) for i, each in enumerate(self._sequences) if i not in self._vectors)
+        prepared = self._prepared
+        left = tuple((i, each.ids) for i, each in enumerate(prepared.sequences) if i not in self._vectors)
         return scheduler.submit(
-            EncodeRequest(tuple(left), facts.normalizes if normalize is None else normalize, self.request.dimensions),
+            EncodeRequest(left, prepared.normalize, prepared.dimensions, prepared.second_from),
             priority=self.request.scheduling.priority,
             coalesce_seconds=0.0,
         )
@@ -198,7 +237,7 @@ class EmbeddingRun:
             preemptible=scheduling.preemptible,
             load_if_needed=scheduling.load_if_needed,
             interrupted=self._was_handed_back,
-            work_done=lambda: sum(len(self._sequences[i].ids) for i in self._vectors),
+            work_done=lambda: sum(len(self._prepared.sequences[i].ids) for i in self._vectors),
             preemptions=self._preemptions_by,
         )
 
@@ -231,21 +270,15 @@ class EmbeddingRun:
         self._stopwatch.interrupted()
 
     def _usage(self) -> Usage:
-        return Usage(prompt_tokens=sum(len(each.ids) for each in self._sequences))
+        return Usage(prompt_tokens=self._prepared.tokens)
 
-    def _result(self) -> Embedding:
-        return Embedding(
+    def _result(self) -> Vectors:
+        return Vectors(
             request_id=self.request.request_id,
+            entry=self.entry,
             model=ServedModel(self.entry.name, self.entry.revision, self._generation),
-            dimensions=self.request.dimensions or embedder_of(self.entry).width,
-            vectors=tuple(self._vectors[i] for i in range(len(self._sequences))),
-            truncated=tuple(i for i, each in enumerate(self._sequences) if each.is_cut),
+            vectors=tuple(self._vectors[i] for i in range(len(self._prepared.sequences))),
+            truncated=self._prepared.truncated,
             usage=self._usage(),
             preemptions=self._preemptions,
         )
-
-
-def embedder_of(entry: ModelEntry) -> EmbedderFacts:
-    """What an embedder's folder says; asked only of embedders."""
-    assert entry.embedder is not None, "checked before"
-    return entry.embedder
