@@ -26,7 +26,7 @@ from inferd_server.config import Config, ConfigError, load_config
 from inferd_server.config.plan import plan_lines
 from inferd_server.config.settings import SETTINGS, Setting
 from inferd_server.config.single import single_model_document, single_model_problem
-from inferd_server.config.template import default_file, reference
+from inferd_server.config.template import default_file, reference, yaml_scalar
 from inferd_server.core.errors import InferdError
 from inferd_server.key_commands import keys_commands
 from inferd_server.service_commands import service_commands
@@ -46,13 +46,19 @@ DemoDirectory = Annotated[
 Command = Callable[..., None]
 
 
+def _variable_and_default(setting: Setting) -> str:
+    """`[INFERD_MAX_QUEUE=1024]`; without a value where the setting's meaning says what none means."""
+    default = "" if setting.default is None else f"={yaml_scalar(setting.default)}"
+    return f"[{setting.variable}{default}]"
+
+
 def _parameter(setting: Setting) -> inspect.Parameter:
     """A setting as a parameter of a command. Its text is read by the configuration, as a variable's is."""
     option = typer.Option(
         setting.flag,
         metavar={bool: "true|false", int: "NUMBER", float: "NUMBER"}.get(setting.kind, "TEXT"),
-        help=f"{setting.meaning} [{setting.variable}; default: {setting.default}]",
-        rich_help_panel="Settings of the file's sections, but manager and models",
+        help=f"{setting.meaning} {_variable_and_default(setting)}",
+        rich_help_panel="Settings: each is a key of the configuration file and a variable too",
     )
     annotation = Annotated[str | None, option]
     return inspect.Parameter(

@@ -333,8 +333,6 @@ def test_files_of_images_come_before_the_question(command: str, server: WireServ
 def test_a_file_that_is_not_there_is_told_before_anything_is_sent(server: WireServer, tmp_path: Path) -> None:
     done = inferd(server, "chat", "tiny", "x", "--image", str(tmp_path / "none"))
     assert done.exit_code == 2
-    assert (
-        done.stderr
-        == f"error: Invalid value: --image {tmp_path / 'none'}: No such file or directory (`inferd --help` shows how)\n"
-    )
+    problem = f"--image {tmp_path / 'none'}: No such file or directory"
+    assert done.stderr == f"error: Invalid value: {problem} (`inferd chat --help` shows how)\n"
     assert not server.calls

@@ -158,6 +158,18 @@ def test_a_folder_that_is_not_there_is_one_line(run: Run, served: list[Config]) 
     assert (result.exit_code, result.stderr) == (1, "error: --model /nowhere: there is no folder /nowhere\n")
 
 
+def test_a_hub_id_in_place_of_a_folder_says_how_to_fetch_it(run: Run, served: list[Config]) -> None:
+    result = run("serve", "--model", "mlx-community/some-model-4bit")
+    assert (result.exit_code, served) == (1, [])
+    assert "`hf download ID --local-dir FOLDER`" in result.stderr
+
+
+def test_the_help_of_serve_tells_defaults_as_the_file_has_them(run: Run) -> None:
+    helped = run("serve", "--help").stdout
+    assert "INFERD_REFLECTION=true" in helped
+    assert "None" not in helped
+
+
 def test_a_folder_without_a_model_says_what_is_missing(run: Run, served: list[Config], tmp_path: Path) -> None:
     result = run("serve", "--model", tmp_path)
     assert result.exit_code == 1

@@ -12,7 +12,7 @@ import logging
 from inferd_server.telemetry.logs import configure
 configure({format!r})
 log = logging.getLogger("inferd.access")
-log.info("rpc", extra={{"request_id": "r1", "code": "OK", "long": "x" * 10_000}})
+log.info("rpc", extra={{"request_id": "r1", "code": "OK", "long": "x" * 10_000, "key_id": "", "seconds": None}})
 def fail(prompt):
     raise ValueError("boom")
 try:
@@ -34,12 +34,15 @@ def test_json_lines_carry_the_fields_of_a_record_and_cut_long_values() -> None:
     assert first["event"] == "rpc"
     assert first["request_id"] == "r1"
     assert first["logger"] == "inferd.access"
+    assert (first["key_id"], first["seconds"]) == ("", None)
     assert len(first["long"]) == 2001
     assert "ValueError: boom" in second["exception"]
 
 
 def test_console_lines_name_the_fields() -> None:
-    assert "request_id=r1" in _run("console")[0]
+    line = _run("console")[0]
+    assert "request_id=r1" in line
+    assert not any(field in line for field in ("key_id", "seconds"))  # empty: left out for people
 
 
 @pytest.mark.parametrize("log_format", ["json", "console"])

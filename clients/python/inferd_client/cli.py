@@ -1,5 +1,6 @@
 """The `inferd` command: the client's commands, joined by the server's when the extra `server` is installed."""
 
+import os
 import sys
 from functools import cache
 from importlib.metadata import entry_points, version
@@ -60,7 +61,7 @@ class Commands(TyperGroup):
         except _COMMAND_LINE_ERROR as error:
             # Empty where a group without a command has shown its help.
             if message := _message(error):
-                terminal.write_error(f"{message} (`inferd --help` shows how)")
+                terminal.write_error(f"{message} (`{_command_of(error)} --help` shows how)")
             outcome = getattr(error, "exit_code", 2)
         except typer.Abort:
             outcome = INTERRUPTED
@@ -68,6 +69,12 @@ class Commands(TyperGroup):
         if not standalone_mode:
             return code
         sys.exit(code)
+
+
+def _command_of(error: Exception) -> str:
+    """The command whose line was wrong, `inferd chat`; `inferd` where the line did not get so far."""
+    context = getattr(error, "ctx", None)
+    return "inferd" if context is None else str(context.command_path)
 
 
 def _message(error: Exception) -> str:
@@ -107,6 +114,8 @@ def _without_command(
 
 def main() -> None:
     """The `inferd` command."""
+    # grpc's core writes its own lines, one for each failed handshake, above the one line that an error is.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     for stream in (sys.stdout, sys.stderr):
         # A terminal that can't show a character of an answer must not end the answer.
         cast("Any", stream).reconfigure(errors="replace")

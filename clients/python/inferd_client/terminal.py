@@ -127,7 +127,9 @@ def write_models(models: Sequence[Model], memory: MemoryBudget) -> None:
     from rich.text import Text  # noqa: PLC0415
 
     used = f"{size(memory.used_bytes)} of {size(memory.limit_bytes)} used"
-    table = Table(*header, caption=Text(used), box=None, header_style="bold")
+    table = Table(caption=Text(used), caption_justify="left", box=None, header_style="bold", pad_edge=False)
+    for name in header:
+        table.add_column(name, overflow="fold")  # a narrow terminal gets more lines, not less text
     for row in rows:
         table.add_row(*map(Text, row))
     Console().print(table)

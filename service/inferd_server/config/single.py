@@ -12,6 +12,8 @@ from .entry import GIBIBYTE, folder_problem
 SLACK = 1.05
 """Weights may measure a little more than their files state."""
 
+_HUB_HINT = "; a hub's model is fetched first: `hf download ID --local-dir FOLDER`"
+
 
 def model_name(folder: Path) -> str:
     """The folder's name as a model's name: characters that a name may not have become `-`."""
@@ -22,7 +24,8 @@ def single_model_problem(folder: Path) -> str:
     """Why no model can be served from here; "" if one can. Blocking (small reads)."""
     problem = folder_problem(folder)
     if problem:
-        return problem
+        is_like_a_hub_id = not folder.is_absolute() and len(folder.parts) == 2 and not folder.parent.exists()
+        return f"{problem}{_HUB_HINT if is_like_a_hub_id else ''}"
     if not (folder / "config.json").is_file():
         return "this is no model's folder: config.json is missing"
     facts = read_facts(folder)

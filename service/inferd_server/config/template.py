@@ -52,7 +52,7 @@ def _walk(section: type[Section], prefix: str) -> Iterator[tuple[str, str, Any, 
 
 
 def _row(path: str, key: str, annotation: Any, field: Any, flags: dict[str, str]) -> str:
-    default = "required" if field.is_required() else f"`{_scalar(field.get_default(call_default_factory=True))}`"
+    default = "required" if field.is_required() else f"`{yaml_scalar(field.get_default(call_default_factory=True))}`"
     later = "".join(f" ({mark.reason})" for mark in field.metadata if isinstance(mark, Later))
     allowed = allowed_text(annotation).replace("|", "\\|")
     return f"| `{path}` | {default} | {allowed} | {field.description}{later} | {flags.get(path, '')} |"
@@ -69,7 +69,7 @@ def _keys(section: type[Section], depth: int) -> Iterator[str]:
             yield from _keys(nested, depth + 1)
             continue
         default = _PLACEHOLDERS[key] if key in _PLACEHOLDERS else field.get_default(call_default_factory=True)
-        line = f"{indent}{key}: {_scalar(default)}".ljust(_COMMENT_COLUMN) + f" # {field.description}"
+        line = f"{indent}{key}: {yaml_scalar(default)}".ljust(_COMMENT_COLUMN) + f" # {field.description}"
         if any(isinstance(mark, Later) for mark in field.metadata):
             later.append(line)
         else:
@@ -83,14 +83,14 @@ def _as_list_item(lines: list[str]) -> list[str]:
     return [f"  - {lines[0].lstrip()}", *lines[1:]]
 
 
-def _scalar(value: object) -> str:
+def yaml_scalar(value: object) -> str:
     """A default as YAML."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
-        return f"[{', '.join(_scalar(item) for item in value)}]"
+        return f"[{', '.join(yaml_scalar(item) for item in value)}]"
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, str) and value.isdecimal():  # else YAML would read a number

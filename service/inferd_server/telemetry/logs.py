@@ -47,6 +47,7 @@ def configure(log_format: LogFormat = "console", level: str = "INFO") -> None:
         # The exception is text by now. (rich, where it is installed, would print every frame's local variables.)
         plain = structlog.dev.plain_traceback
         renderers = [
+            _drop_empty_values,
             _escape_controls,
             structlog.dev.ConsoleRenderer(colors=_is_terminal(), pad_event_to=0, exception_formatter=plain),
         ]
@@ -141,6 +142,11 @@ def _cut_long_values(logger: object, method: str, event: structlog.typing.EventD
 def _without_middle(text: str) -> str:
     half = MAX_TRACEBACK_CHARACTERS // 2
     return text if len(text) <= MAX_TRACEBACK_CHARACTERS else f"{text[:half]}\n…\n{text[-half:]}"
+
+
+def _drop_empty_values(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """For people; machines get every field of a record, whatever it holds."""
+    return {key: value for key, value in event.items() if value not in (None, "")}
 
 
 def _escape_controls(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
