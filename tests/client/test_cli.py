@@ -1,6 +1,8 @@
 """The `inferd` command in this process: what it sends, writes and exits with."""
 
 import json
+import subprocess
+import sys
 from importlib.metadata import EntryPoint, version
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ from typer.testing import CliRunner, Result
 from fakes import wire_server
 from fakes.wire_server import Refusal, WireServer, answer, delta, started
 from inferd.v1 import generation_pb2, inference_service_pb2, model_service_pb2
-from inferd_client import cli
+from inferd_client import cli, decoding
+from inferd_client.terminal import write_models
 
 Code = grpc.StatusCode
 
@@ -190,6 +193,30 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(server: WireServer, ar
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith("error: ")
     assert words in done.stderr
+
+
+@pytest.mark.parametrize(("program", "verbosity"), [("/x/bin/inferd", "NONE"), ("/x/service.py", "None")])
+def test_grpcs_own_lines_are_off_in_the_command_alone(program: str, verbosity: str) -> None:
+    code = (
+        f"import os, sys; sys.argv = [{program!r}]; os.environ.pop('GRPC_VERBOSITY', None); import inferd_client;"
+        "print(os.environ.get('GRPC_VERBOSITY'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{verbosity}\n"
+
+
+def test_models_are_a_table_on_a_terminal_and_nothing_is_cut(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "40")
+    message = model_service_pb2.Model(name="a-model-with-a-long-name", aliases=["one", "another-long-alias"])
+    budget = model_service_pb2.MemoryBudget(limit_bytes=2**30, used_bytes=2**29)
+    write_models([decoding.model(message)], decoding.memory_budget(budget))
+    header, row, used = capsys.readouterr().out.splitlines()
+    assert row.startswith("a-model-with-a-long-name  ")
+    assert row.index("one,another-long-alias") == header.index("ALIASES")
+    assert used == "0.50 GiB of 1.00 GiB used"
 
 
 def test_models_are_columns_for_pipes_and_json_on_demand(server: WireServer) -> None:

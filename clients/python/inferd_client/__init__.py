@@ -1,5 +1,6 @@
 """inferd_client: async and sync clients of an inferd server, and the `inferd` command."""
 
+from inferd_client import quiet as quiet  # first of all: before grpc
 from inferd_client.aio import AsyncClient, AsyncGenerationStream, AsyncStream
 from inferd_client.channel import DEFAULT_ADDRESS
 from inferd_client.errors import (

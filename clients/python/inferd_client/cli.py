@@ -1,6 +1,5 @@
 """The `inferd` command: the client's commands, joined by the server's when the extra `server` is installed."""
 
-import os
 import sys
 from functools import cache
 from importlib.metadata import entry_points, version
@@ -114,8 +113,6 @@ def _without_command(
 
 def main() -> None:
     """The `inferd` command."""
-    # grpc's core writes its own lines, one for each failed handshake, above the one line that an error is.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     for stream in (sys.stdout, sys.stderr):
         # A terminal that can't show a character of an answer must not end the answer.
         cast("Any", stream).reconfigure(errors="replace")

@@ -122,17 +122,10 @@ def write_models(models: Sequence[Model], memory: MemoryBudget) -> None:
         for row in [header, *rows]:
             write_line("\t".join(row))
         return
-    from rich.console import Console  # noqa: PLC0415  # only a terminal pays for its import
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    used = f"{size(memory.used_bytes)} of {size(memory.limit_bytes)} used"
-    table = Table(caption=Text(used), caption_justify="left", box=None, header_style="bold", pad_edge=False)
-    for name in header:
-        table.add_column(name, overflow="fold")  # a narrow terminal gets more lines, not less text
-    for row in rows:
-        table.add_row(*map(Text, row))
-    Console().print(table)
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for row in [header, *rows]:  # never cut: what a narrow terminal wraps can still be read and copied
+        write_line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    write_line(f"{size(memory.used_bytes)} of {size(memory.limit_bytes)} used")
 
 
 def state_line(model: Model) -> str:
