@@ -9,6 +9,7 @@ import pytest
 
 from inferd_server.config import Config, MemoryFigures, budget_report, memory_figures
 from inferd_server.config.budget import RESERVE_NBYTES, largest_resident_set, report, work_limit_nbytes
+from support import tiny_embedder
 
 GIB = 2**30
 MAC = MemoryFigures(
@@ -47,9 +48,19 @@ def test_a_prefix_cache_limit_at_or_above_the_ceiling_warns_by_itself() -> None:
 
 
 def test_a_cache_that_binds_for_no_entry_does_not_warn() -> None:
-    found = report(replace(MAC, cache_nbytes=80 * GIB, cache_entries=0))
+    found = report(replace(MAC, cache_nbytes=0, cache_entries=0))
     assert found.warnings == ()
+    assert report(replace(MAC, cache_nbytes=80 * GIB, cache_entries=0)).warnings == ()
     assert found.lines[2] == "prefix cache: none, because cache_memory_mb is 0"
+
+
+def test_the_limit_of_prefix_caches_binds_for_no_embedder(
+    valid: Callable[..., Config], tiny_model: Path, tmp_path: Path
+) -> None:
+    vectors = {"name": "b", "path": str(tiny_embedder.build(tmp_path / "vectors"))}
+    both = valid(models=[{"name": "a", "path": str(tiny_model)}, vectors])
+    assert memory_figures(both, 0).cache_entries == 1
+    assert budget_report(valid(models=[vectors]), 0).lines[2] == "prefix cache: none, because embedders keep nothing"
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def memory_figures(config: Config, working_set_nbytes: int) -> MemoryFigures:
         lowest_share=share,
         lowest_share_model=name,
         cache_nbytes=config.manager.cache_memory_mb * 2**20,
-        cache_entries=len(config.models) if config.manager.cache_memory_mb else 0,
+        cache_entries=sum(entry.engine.prefix_cache_nbytes > 0 for entry in config.entries),  # embedders have none
     )
 
 
@@ -126,6 +126,8 @@ def _ceiling_line(figures: MemoryFigures) -> str:
 
 
 def _cache_line(figures: MemoryFigures) -> str:
+    if figures.cache_nbytes and not figures.cache_entries:
+        return "prefix cache: none, because embedders keep nothing"
     if not figures.cache_entries:
         return "prefix cache: none, because cache_memory_mb is 0"
     entries = "1 entry" if figures.cache_entries == 1 else f"{figures.cache_entries} entries"
