@@ -57,6 +57,7 @@ class VisionReference:
         from inferd_server.engine.vision_upstream import load_processor, load_vision_model
         from inferd_server.text.tokenizer import Tokenizer
 
+        self.folder = folder
         self.model, _ = load_vision_model(folder)
         self.processor = load_processor(folder, trust_remote_code=False)
         self.tokenizer = Tokenizer.load(folder)
