@@ -3,7 +3,7 @@ files."""
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 
 from inferd_server.config import (
     Config,
@@ -37,6 +37,7 @@ class Reloads:
         self._rooms = rooms
         self._background = background
         self._asked = asyncio.Event()
+        self._are_keys_to_be_reloaded = False
         self._is_all_to_be_reloaded = False
         rooms.loader.look_again = self._look_again
 
@@ -69,12 +70,13 @@ class Reloads:
         path = self._config.keys_path
         if path is None:
             return
-        seen = await asyncio.to_thread(file_stamp, path)
+        seen = self._config.keys_stamp  # of before it was read: it may have changed while we started
         while True:
             await asyncio.sleep(KEYS_SECONDS)
             stamp = await asyncio.to_thread(file_stamp, path)
             if stamp != seen:
                 seen = stamp
+                self._are_keys_to_be_reloaded = True
                 self._asked.set()
 
     async def _reload_on_request(self) -> None:
@@ -83,10 +85,18 @@ class Reloads:
         while True:
             await self._asked.wait()
             self._asked.clear()
-            reads_all, self._is_all_to_be_reloaded = self._is_all_to_be_reloaded, False
-            reload = asyncio.create_task(self._reload() if reads_all else self._reload_keys())
-            reload.add_done_callback(self._background.settle)
-            await asyncio.wait([reload])
+            # Keys that have changed count even where the rest of a configuration is refused.
+            if self._are_keys_to_be_reloaded:
+                self._are_keys_to_be_reloaded = False
+                await self._attempt(self._reload_keys())
+            if self._is_all_to_be_reloaded:
+                self._is_all_to_be_reloaded = False
+                await self._attempt(self._reload())
+
+    async def _attempt(self, reload: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(reload)
+        task.add_done_callback(self._background.settle)
+        await asyncio.wait([task])
 
     async def _reload_keys(self) -> None:
         """Read the keys file again and apply it, or change nothing and say why."""

@@ -11,6 +11,7 @@ from inferd_server.core.tls import TlsIdentity
 
 from .document import Document
 from .entry import contention_policy, nbytes_of
+from .keys import FileStamp
 from .schema import (
     AuthSection,
     LimitsSection,
@@ -52,6 +53,7 @@ class Config:
     Attributes:
         keys: of the keys file; None where there is none.
         keys_path: that file.
+        keys_stamp: what `file_stamp` said of it before it was read.
         entries: one for each of `models`, in the same order.
         damage: by model name, what will make its load fail; models without damage are not listed.
         tls_files: where the server's certificate lies; None without TLS.
@@ -69,6 +71,7 @@ class Config:
     limits: LimitsSection
     keys: tuple[Key, ...] | None = field(repr=False)
     keys_path: Path | None
+    keys_stamp: FileStamp | None
     models: tuple[ModelSection, ...]
     entries: tuple[ModelEntry, ...]
     damage: Mapping[str, tuple[str, ...]]

@@ -43,6 +43,7 @@ ModelPattern = Annotated[
 ]
 Group = Annotated[MethodGroup, Field(strict=False)]
 Priority = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY), Allowed("a whole number from -100 to 100")]
+FileStamp = tuple[int, int, int]
 Time = Annotated[AwareDatetime, Allowed("a time with its zone, not in quotes, such as 2027-01-31T00:00:00Z")]
 
 
@@ -71,7 +72,7 @@ class KeySection(LimitsSection):
     disabled: bool = Field(False, description="refuse it")
 
 
-def file_stamp(path: Path) -> tuple[int, int, int] | None:
+def file_stamp(path: Path) -> FileStamp | None:
     """What changes whenever a file is written or replaced; None where there is none. Blocking."""
     try:
         status = path.stat()

@@ -13,7 +13,7 @@ from . import rules
 from .config import Config, Sources
 from .document import Document
 from .entry import Folders, absolute_path, entry_of, local_folder, named_path, nbytes_of
-from .keys import read_keys
+from .keys import file_stamp, read_keys
 from .listen import endpoint_problem, is_exposed, listen_problem, metrics_listen_problem, probe_listen_problem
 from .problems import ConfigError, Location, Problem, dotted, unknown_key
 from .schema import (
@@ -67,6 +67,7 @@ class Reading:
         tls_files = self._tls_files(tls)
         identity = None if tls_files is None else self._identity(tls_files)
         keys_path = self._keys_path(auth)
+        keys_stamp = None if keys_path is None else file_stamp(keys_path)
         keys = None if keys_path is None else self._keys(keys_path, manager)
         self._check_listen(server, metrics, guarded=tls.certificate is not None or keys is not None)
         self._warn_of_exposure(server.listen, tls, has_keys=keys is not None)
@@ -96,6 +97,7 @@ class Reading:
             limits=limits,
             keys=keys,
             keys_path=keys_path,
+            keys_stamp=keys_stamp,
             models=sections,
             entries=entries,
             damage=damage,

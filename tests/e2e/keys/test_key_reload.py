@@ -3,6 +3,7 @@
 import asyncio
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,7 +14,7 @@ from inferd.v1 import inference_service_pb2 as inf
 from inferd.v1 import model_service_pb2 as mod
 from support.calls import Peer, read, read_until, streamed, unary
 from support.keys import As, Keys
-from support.servers import ServerProcess
+from support.servers import ServerProcess, serving, write_config
 from support.wire import reason_of
 
 
@@ -101,3 +102,69 @@ def test_a_broken_file_changes_nothing_and_is_logged_by_problem_without_its_text
     keys.path.write_text(good)
     server.signal(signal.SIGHUP)
     server.wait_for_log("configuration reloaded")
+
+
+CHANGES_WHILE_IT_STARTS = """
+import asyncio, os, sys
+from functools import partial
+from pathlib import Path
+from inferd_server.app import serve
+from inferd_server.config import load_config
+
+config = load_config(Path(sys.argv[3]))
+os.replace(os.environ["FRESH"], config.keys_path)
+os._exit(asyncio.run(serve(config, announce=partial(print, flush=True))))
+"""
+
+IS_HUNG_UP_AT_EACH_CHANGE = """
+import sys
+from inferd_server.__main__ import commands
+from inferd_server.app.reloading import Reloads
+
+watch = Reloads._watch_keys
+
+async def watch_keys(reloads):
+    wake = reloads._asked.set
+    reloads._asked.set = lambda: (setattr(reloads, "_is_all_to_be_reloaded", True), wake())
+    await watch(reloads)
+
+Reloads._watch_keys = watch_keys
+commands()
+"""
+
+
+async def wait_until_revoked(server: ServerProcess, keys: Keys, key_id: str) -> None:
+    async with Peer(server.address) as peer, asyncio.timeout(20):
+        while await As(peer, keys, key_id).outcome("GetServerInfo", inf.GetServerInfoRequest()) == "OK":  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+
+def config_with(keys: Keys, model: Path) -> Path:
+    return write_config(
+        keys.path.parent, [{"name": "tiny", "path": model}], budget_gb=1, auth={"keys_file": keys.path.name}
+    )
+
+
+async def test_a_key_that_is_revoked_while_the_server_starts_is_revoked(tmp_path: Path, tiny_model: Path) -> None:
+    keys = Keys(tmp_path / "keys.yaml", revoked={}, other={})
+    before = keys.path.read_text()
+    keys.remove("revoked")
+    keys.write()
+    fresh = keys.path.rename(tmp_path / "fresh.yaml")
+    keys.path.write_text(before)
+    program = ("-c", CHANGES_WHILE_IT_STARTS)
+    with serving(config_with(keys, tiny_model), program=program, FRESH=str(fresh)) as server:
+        await wait_until_revoked(server, keys, "revoked")
+
+
+async def test_a_key_is_revoked_though_a_reload_of_everything_comes_with_it_and_is_refused(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    keys = Keys(tmp_path / "keys.yaml", revoked={})
+    config = config_with(keys, tiny_model)
+    with serving(config, program=("-c", IS_HUNG_UP_AT_EACH_CHANGE)) as server:
+        config.write_text("nothing: of use")
+        keys.remove("revoked")
+        keys.write()
+        await wait_until_revoked(server, keys, "revoked")
+        server.wait_for_log("configuration refused")
