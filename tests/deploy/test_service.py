@@ -5,7 +5,9 @@ import plistlib
 import shlex
 import sys
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -170,7 +172,8 @@ def test_an_agent_that_does_not_end_is_an_error(
     run: Run, launchd: Callable[[], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mac.program(tmp_path / "bin", "launchctl")
-    monkeypatch.setattr(service_managers, "COMMAND_SECONDS", 0.1)
+    minutes = SimpleNamespace(monotonic=count(0, 60).__next__, sleep=lambda seconds: None)
+    monkeypatch.setattr(service_managers, "time", minutes)
     done = run("uninstall")
     assert done.exit_code == 1
     assert "still runs" in done.stderr

@@ -13,6 +13,7 @@ from inferd.v1 import inference_service_pb2 as pb
 from inferd.v1 import model_service_pb2
 from inferd_server.core.access import Access, Key, Limits, MethodGroup
 from inferd_server.core.errors import InferdError, capacity_exhausted, model_not_found, preempted
+from inferd_server.rpc import server
 from inferd_server.rpc.interceptors.authenticating import GROUPS
 from inferd_server.rpc.interceptors.limiting import LIMITED
 from inferd_server.serving.callers import Callers
@@ -58,6 +59,20 @@ async def test_the_phase_comes_before_the_key_and_the_key_before_everything_else
     assert reason_of(await refused(world.inference.Generate(bad, metadata=bearer("looks")))) == "METHOD_DENIED"
     world.lifecycle.advance(Phase.DRAINING)
     assert reason_of(await refused(world.inference.Generate(bad))) == "SERVER_DRAINING"
+
+
+async def test_a_watch_ends_when_its_key_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "STALLED_WRITE_SECONDS", 2.0)
+    now = [0.0]
+    brief = Key("brief", hashlib.sha256(b"brief").digest(), expires=10.0)
+    async with open_world(callers=Callers([brief], wall_clock=lambda: now[0])) as world:
+        watch = world.models.WatchModels(model_service_pb2.WatchModelsRequest(), metadata=bearer("brief"), timeout=30)
+        watching = aiter(watch)
+        await anext(watching)
+        now[0] = 10.0
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await anext(watching)
+        assert reason_of(ended.value) == "CREDENTIALS_INVALID"
 
 
 async def test_unreadable_bytes_need_a_key_too(world: World) -> None:
