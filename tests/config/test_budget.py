@@ -60,7 +60,10 @@ def test_the_limit_of_prefix_caches_binds_for_no_embedder(
     vectors = {"name": "b", "path": str(tiny_embedder.build(tmp_path / "vectors"))}
     both = valid(models=[{"name": "a", "path": str(tiny_model)}, vectors])
     assert memory_figures(both, 0).cache_entries == 1
-    assert budget_report(valid(models=[vectors]), 0).lines[2] == "prefix cache: none, because embedders keep nothing"
+    assert (
+        budget_report(valid(models=[vectors]), 0).lines[2]
+        == "prefix cache: none, because embedders and rerankers keep nothing"
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,11 @@ import pytest
 
 from fakes.collector import Collector, collecting, facts
 from fakes.generations import fail
+from fakes.registry import FakeRegistry, entry
 from inferd.v1 import generation_pb2 as gen
 from inferd.v1 import inference_service_pb2 as pb
 from inferd_server.core.errors import wait_timeout
+from inferd_server.core.model import RerankerFacts
 from inferd_server.telemetry.attributes import MAX_PROMPT_CHARACTERS
 from inferd_server.telemetry.spans import Moments
 from inferd_server.telemetry.tracing import Tracing
@@ -21,6 +23,8 @@ from support.calls import chat
 from support.rpc_world import World, open_world
 
 SAMPLED = ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+
+RERANKER = entry("rank", reranker=RerankerFacts(16))
 
 
 @pytest.fixture
@@ -34,7 +38,7 @@ async def traced(collector: Collector, **options: Any) -> AsyncIterator[World]:
     """A server whose spans have arrived at the collector when the block is left."""
     async with (
         Tracing(collector.address, version="1", insecure=True, **options) as tracing,
-        open_world(tracer=tracing) as world,
+        open_world(tracer=tracing, registry=FakeRegistry(entry("tiny"), RERANKER)) as world,
     ):
         yield world
 
@@ -73,6 +77,19 @@ async def test_a_long_prompt_is_recorded_in_part_and_stays_readable(collector: C
     [messages] = map(json.loads, recorded)
     assert sum(len(message["parts"][0]["content"]) for message in messages) <= MAX_PROMPT_CHARACTERS
     assert len(messages) == 2
+
+
+async def test_a_query_and_its_documents_are_recorded_as_a_prompt_is(collector: Collector) -> None:
+    message = pb.RerankRequest(model="rank", query="sesame", documents=["open", "shut"])
+    async with traced(collector) as world:
+        await world.inference.Rerank(message)
+    assert "sesame" not in str(collector.requests)
+    async with traced(collector, record_prompts=True) as world:
+        await world.inference.Rerank(message)
+    said = next(facts(span) for span in collector.spans if "gen_ai.input.messages" in facts(span))
+    messages = json.loads(said["gen_ai.input.messages"])
+    assert [message["parts"][0]["content"] for message in messages] == ["sesame", "open", "shut"]
+    assert (said["gen_ai.operation.name"], said["gen_ai.request.model"]) == ("rerank", "rank")
 
 
 async def test_a_refusal_ends_its_spans(collector: Collector) -> None:

@@ -127,7 +127,7 @@ def _ceiling_line(figures: MemoryFigures) -> str:
 
 def _cache_line(figures: MemoryFigures) -> str:
     if figures.cache_nbytes and not figures.cache_entries:
-        return "prefix cache: none, because embedders keep nothing"
+        return "prefix cache: none, because embedders and rerankers keep nothing"
     if not figures.cache_entries:
         return "prefix cache: none, because cache_memory_mb is 0"
     entries = "1 entry" if figures.cache_entries == 1 else f"{figures.cache_entries} entries"
