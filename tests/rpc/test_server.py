@@ -101,6 +101,16 @@ async def test_a_unix_socket_is_its_owners_alone_and_goes_with_the_server(tmp_pa
     assert current != 0o177
 
 
+async def test_a_unix_socket_is_its_owners_alone_before_its_mode_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever connects in that moment would stay connected."""
+    monkeypatch.setattr(os, "chmod", lambda path, mode: None)
+    path = tmp_path / "inferd.sock"
+    async with open_world(address=f"unix:{path}", socket_mode=0o666):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
 async def test_a_socket_that_a_dead_server_left_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "inferd.sock"
     with socket.socket(socket.AF_UNIX) as dead:
