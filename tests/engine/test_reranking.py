@@ -78,6 +78,16 @@ def test_scores_are_those_of_an_independent_bert_with_its_segments(bert: Any, fo
     np.testing.assert_allclose(scores(bert, *texts, second_from=0), blind, atol=1e-5)
 
 
+def test_scores_of_a_roberta_are_those_of_an_independent_one_up_to_its_last_position(tmp_path: Path) -> None:
+    folder = tiny_reranker.build(tmp_path / "m", "xlm-roberta")
+    engine, reference = open_engine(folder), NumpyBert(folder)
+    texts = [*pairs(10), (*QUERY, *[9] * (MAX_TOKENS - len(QUERY) - 1), 3)]
+    # It has one segment: where the document begins changes nothing.
+    wanted = [reference.logit(text, len(text)) for text in texts]
+    np.testing.assert_allclose(scores(engine, *texts), wanted, atol=1e-5)
+    engine.close()
+
+
 @pytest.mark.parametrize("kind", tiny_reranker.MODEL_TYPES)
 def test_a_pair_in_a_batch_has_the_score_it_has_alone(tmp_path: Path, kind: str) -> None:
     engine = open_engine(tiny_reranker.build(tmp_path / "m", kind))

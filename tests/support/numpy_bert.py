@@ -1,8 +1,9 @@
-"""BERT, its mean pooling and its classifier in NumPy alone, written from the paper: what the engine's vectors and
-scores are compared with."""
+"""BERT and RoBERTa, their mean pooling and their classifiers in NumPy alone, written from the papers: what the engine's
+vectors and scores are compared with."""
 
 import json
 import math
+import re
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,10 +34,12 @@ class NumpyBert:
     def __init__(self, folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text())
         read = read_safetensors(folder / "model.safetensors")
-        self._weights = {name.removeprefix("bert."): array for name, array in read.items()}
+        self._weights = {re.sub(r"^(ro)?bert(a)?\.", "", name): array for name, array in read.items()}
         self._layers = config["num_hidden_layers"]
         self._heads = config["num_attention_heads"]
         self._epsilon = config.get("layer_norm_eps", 1e-12)
+        self._is_roberta = "roberta" in config["model_type"]
+        self._first_position = config["pad_token_id"] + 1 if self._is_roberta else 0
 
     def vector(self, ids: Sequence[int], *, normalize: bool = True) -> Array:
         """The mean of the last layer's states."""
@@ -46,12 +49,15 @@ class NumpyBert:
     def logit(self, ids: Sequence[int], second_from: int) -> float:
         """The classifier's one number; the second segment begins at `second_from`."""
         first = self.states(ids, second_from)[0]
-        return float(self._linear("classifier", np.tanh(self._linear("pooler.dense", first)))[0])
+        inner, outer = (
+            ("classifier.dense", "classifier.out_proj") if self._is_roberta else ("pooler.dense", "classifier")
+        )
+        return float(self._linear(outer, np.tanh(self._linear(inner, first)))[0])
 
     def states(self, ids: Sequence[int], second_from: int | None = None) -> Array:
         """The last layer's state for each token; `second_from`: where the second segment begins, None for nowhere."""
         words = self._weights["embeddings.word_embeddings.weight"][list(ids)]
-        positions = self._weights["embeddings.position_embeddings.weight"][: len(ids)]
+        positions = self._weights["embeddings.position_embeddings.weight"][self._first_position :][: len(ids)]
         segments = [int(second_from is not None and place >= second_from) for place in range(len(ids))]
         kinds = self._weights["embeddings.token_type_embeddings.weight"][segments]
         states = self._norm("embeddings.LayerNorm", words + positions + kinds)
