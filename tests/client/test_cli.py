@@ -108,6 +108,24 @@ def test_an_answer_may_be_written_as_json(server: WireServer) -> None:
     assert (written["text"], written["finish_reason"], written["usage"]["completion_tokens"]) == ("Paris.", "eos", 2)
 
 
+def test_a_command_waits_for_a_server_that_starts(server: WireServer) -> None:
+    starting = Refusal(Code.UNAVAILABLE, "SERVER_STARTING", "the server starts", {}, 0.01)
+    server.script("StreamGenerate", *[[starting]] * 9, answer("Paris"))
+    done = inferd(server, "generate", "tiny", "-", input="the prompt, read once")
+    assert (done.exit_code, done.stdout) == (0, "Paris\n")
+    assert {call.request.prompt for call in server.calls} == {"the prompt, read once"}
+    server.script(
+        "Embed", *[starting] * 5, inference_service_pb2.EmbedResponse(dimensions=1, vectors_f32le=[b"\0" * 4])
+    )
+    assert inferd(server, "embed", "tiny", "a").stdout == "0\n"
+
+
+def test_a_command_waits_no_longer_than_its_timeout(server: WireServer) -> None:
+    server.script("Embed", *[Refusal(Code.UNAVAILABLE, "SERVER_STARTING", "the server starts", {}, 60)] * 4)
+    done = inferd(server, "embed", "tiny", "a", "--timeout", "30")
+    assert (done.exit_code, done.stderr) == (4, "error: the server starts [SERVER_STARTING]; retry after 60 s\n")
+
+
 def test_an_error_after_some_text_keeps_the_text_on_its_own_line(server: WireServer) -> None:
     refusal = Refusal(Code.ABORTED, "PREEMPTED", "interrupted\nfor 'b'", {}, 2)
     server.script("StreamGenerate", [started(), delta("half"), refusal])

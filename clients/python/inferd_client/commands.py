@@ -18,6 +18,7 @@ from inferd_client.options import Message, StreamOptions
 from inferd_client.options import Strategy as StrategyWord
 from inferd_client.options import UnloadMode as UnloadModeWord
 from inferd_client.outcome import ClientCommand
+from inferd_client.readiness import when_ready
 from inferd_client.results import Changed, LoadResult, Snapshot
 from inferd_client.sync import Client
 
@@ -128,17 +129,20 @@ def embed(
     """Turn texts into vectors: a line of numbers for each."""
     given = texts or _or_stdin(None, "TEXT").splitlines()
     with endpoint.connect() as client:
-        embedding = client.embed(
-            model,
-            given,
-            truncation="end" if truncate else None,
-            dimensions=dimensions,
-            normalize=normalize,
-            prompt_name=prompt_name,
-            priority=priority,
-            strategy=strategy,  # type: ignore[arg-type]  # a wrong word is refused by name
-            request_id=request_id,
-            timeout=timeout,
+        embedding = when_ready(
+            lambda: client.embed(
+                model,
+                given,
+                truncation="end" if truncate else None,
+                dimensions=dimensions,
+                normalize=normalize,
+                prompt_name=prompt_name,
+                priority=priority,
+                strategy=strategy,  # type: ignore[arg-type]  # a wrong word is refused by name
+                request_id=request_id,
+                timeout=timeout,
+            ),
+            timeout,
         )
     if as_json:
         terminal.write_json({**asdict(embedding), "vectors": [list(vector) for vector in embedding.vectors]})
@@ -167,16 +171,19 @@ def rerank(
     """Order documents by how well they answer a query: score and document, the best first."""
     given = documents or _or_stdin(None, "DOCUMENT").splitlines()
     with endpoint.connect() as client:
-        reranking = client.rerank(
-            model,
-            query,
-            given,
-            top_n=top,
-            truncation="end" if truncate else None,
-            priority=priority,
-            strategy=strategy,  # type: ignore[arg-type]  # a wrong word is refused by name
-            request_id=request_id,
-            timeout=timeout,
+        reranking = when_ready(
+            lambda: client.rerank(
+                model,
+                query,
+                given,
+                top_n=top,
+                truncation="end" if truncate else None,
+                priority=priority,
+                strategy=strategy,  # type: ignore[arg-type]  # a wrong word is refused by name
+                request_id=request_id,
+                timeout=timeout,
+            ),
+            timeout,
         )
     if as_json:
         terminal.write_json(reranking)

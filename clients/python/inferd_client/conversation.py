@@ -8,6 +8,7 @@ from inferd_client import terminal
 from inferd_client.errors import InferdError
 from inferd_client.media import Image
 from inferd_client.options import Message, StreamOptions
+from inferd_client.readiness import when_ready
 from inferd_client.results import Delta, Generation, Waiting
 from inferd_client.sync import Client
 
@@ -27,7 +28,28 @@ def write_answer(
     messages: Sequence[Message] | None = None,
     **options: Unpack[StreamOptions],
 ) -> Generation:
-    """Streams one answer to stdout; leaving early (Ctrl-C) cancels it on the server. Raises InferdError."""
+    """Streams one answer to stdout, once the server is ready; leaving early (Ctrl-C) cancels it on the server. Raises
+    InferdError."""
+    result = when_ready(
+        lambda: _stream_answer(client, model, as_json, timeout, prompt=prompt, messages=messages, **options), timeout
+    )
+    if as_json:
+        terminal.write_json(result)
+    elif result.finish_reason in _CUTS:
+        terminal.write_aside(_CUTS[result.finish_reason])
+    return result
+
+
+def _stream_answer(
+    client: Client,
+    model: str,
+    as_json: bool,
+    timeout: float | None,
+    *,
+    prompt: str | None,
+    messages: Sequence[Message] | None,
+    **options: Unpack[StreamOptions],
+) -> Generation:
     wait_line = terminal.WaitLine()
     written = ""
     try:
@@ -43,10 +65,6 @@ def write_answer(
         wait_line.clear()
         if written and not written.endswith("\n"):
             terminal.write_line()
-    if as_json:
-        terminal.write_json(answer.result)
-    elif answer.result.finish_reason in _CUTS:
-        terminal.write_aside(_CUTS[answer.result.finish_reason])
     return answer.result
 
 
