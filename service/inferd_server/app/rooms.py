@@ -81,7 +81,7 @@ class Rooms:
             pictures=self.pictures,
             observer=self._observer,
         )
-        encodings = Encodings(self.registry, serving.generation, in_flight, observer=self._observer)
+        encodings = Encodings(self.registry, serving.requests, in_flight, observer=self._observer)
         services = Services(
             self.generations,
             Embeddings(encodings, self.texts),

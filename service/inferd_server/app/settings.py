@@ -4,8 +4,8 @@ from inferd_server.config import Config, registry_limits
 from inferd_server.core.access import NO_ACCESS, Access
 from inferd_server.rpc.server import ListenSettings
 from inferd_server.serving.callers import Callers
-from inferd_server.serving.generation import GenerationOptions
 from inferd_server.serving.generations import ServingOptions
+from inferd_server.serving.served_request import ServedOptions
 
 
 def listen_settings(config: Config) -> ListenSettings:
@@ -29,7 +29,7 @@ def callers(config: Config) -> Callers:
 def serving_options(config: Config) -> ServingOptions:
     """How requests are served."""
     return ServingOptions(
-        generation=GenerationOptions(
+        requests=ServedOptions(
             policy=registry_limits(config).policy,
             coalesce_seconds=config.server.coalesce_ms / 1000,
             request_timeout_seconds=config.server.request_timeout_s,

@@ -17,8 +17,8 @@ from inferd_server.text.sequences import Frame, Sequencer, TokenSequence
 
 from .callers import Caller, Callers
 from .encoding import EncodingRun, Prepared, Vectors
-from .generation import GenerationOptions
 from .in_flight import InFlight
+from .served_request import ServedOptions, Surroundings
 
 TEXTS_AT_A_TIME = 64
 """Tokenized on a thread between two moments at which a client that left is noticed."""
@@ -31,7 +31,7 @@ class Encodings:
     def __init__(
         self,
         registry: Registry,
-        options: GenerationOptions,
+        options: ServedOptions,
         in_flight: InFlight,
         *,
         clock: Clock = time.monotonic,
@@ -73,14 +73,16 @@ class Encodings:
         run = EncodingRun(
             replace(request, request_id=request_id),
             entry,
-            caller,
-            self._registry,
-            self._options,
-            self._clock,
-            deadline,
             functools.partial(prepare, caller),
-            self._in_flight.check_queue,
-            both(self._observer.generation(entry.name), observer),
+            Surroundings(
+                caller=caller,
+                registry=self._registry,
+                options=self._options,
+                in_flight=self._in_flight,
+                clock=self._clock,
+                deadline=deadline,
+                observer=both(self._observer.generation(entry.name), observer),
+            ),
         )
         with self._in_flight.holding(request_id, run, caller.id):
             return await run.run()

@@ -19,11 +19,12 @@ from inferd_server.text.texts import Texts
 
 from .assembly import Assembly
 from .callers import Caller, Callers
-from .generation import Generation, GenerationOptions, PreparedPrompt
+from .generation import Generation, PreparedPrompt
 from .in_flight import InFlight
 from .limits import check_prompt_ids, check_request, length_limit, resolve_sampling
 from .pictures import Pictures
 from .prompts import Bounds, encode
+from .served_request import ServedOptions, Surroundings
 from .splitting import splitter_for
 
 COUNTED_CONTEXTS = 4
@@ -34,7 +35,7 @@ COUNTED_CONTEXTS = 4
 class ServingOptions:
     """The server's side of all requests."""
 
-    generation: GenerationOptions
+    requests: ServedOptions
     max_queue: int = 1024
 
 
@@ -132,14 +133,16 @@ class Generations:
         return Generation(
             replace(request, request_id=request_id),
             entry,
-            caller,
-            self._registry,
-            self._options.generation,
-            self._clock,
-            deadline,
             functools.partial(self._prepare, caller),
-            self._in_flight.check_queue,
-            both(self._observer.generation(entry.name), observer),
+            Surroundings(
+                caller=caller,
+                registry=self._registry,
+                options=self._options.requests,
+                in_flight=self._in_flight,
+                clock=self._clock,
+                deadline=deadline,
+                observer=both(self._observer.generation(entry.name), observer),
+            ),
         )
 
     async def _prepare(self, caller: Caller, request: GenerationRequest, entry: ModelEntry) -> PreparedPrompt:
