@@ -15,6 +15,8 @@ from inferd_server.registry.room import unowned_nbytes
 from inferd_server.registry.state import TRANSITIONS
 from inferd_server.registry.tickets import Outlook
 
+MAX_ROUNDS = 1000
+"""Of `World.run`: what has not come to rest by then never does."""
 EXPIRING = (Strategy.WAIT_THEN_FAIL, Strategy.WAIT_THEN_PREEMPT)
 
 
@@ -113,7 +115,10 @@ class World:
 
     def run(self) -> None:
         """Finish every check, load and unload, until none is under way."""
+        rounds = 0
         while self.checks or self.loads or self.unloads:
+            rounds += 1
+            assert rounds < MAX_ROUNDS, "it goes on for ever"
             self.run_checks()
             for key in list(self.loads):
                 if key in self.loads:
