@@ -9,15 +9,13 @@ from typing import Any
 
 from mlx.utils import tree_flatten
 
-from inferd_server.core.model import EngineKind, EngineSettings, LoadAbandoned, Loading
+from inferd_server.core.model import EngineKind, EngineSettings, Loading
 
-from .checks import check_model_folder
-from .device import release_unused
 from .encoder_folder import dense_files, read_encoder_folder
 from .encoder_models import EncoderModel, PooledModel, ScoringModel
 from .encoder_upstream import load_embedding_model, load_sequence_classification_model
 from .headers import read_object, weight_files
-from .loading import MODEL_ERRORS, explain, read_weights
+from .loading import checked, read_weights
 from .reranker_folder import read_reranker_folder
 
 
@@ -39,16 +37,7 @@ def load_encoder(settings: EngineSettings, loading: Loading) -> LoadedEncoder:
         InferdError: MODEL_CORRUPT, MODEL_UNSUPPORTED or MODEL_LOAD_FAILED.
         LoadAbandoned: as `loading` wished.
     """
-    check_model_folder(settings)
-    failure: Exception
-    try:
-        return _load(settings, loading)
-    except LoadAbandoned:
-        failure = LoadAbandoned()
-    except MODEL_ERRORS as error:
-        failure = explain(settings, error)
-    release_unused()
-    raise failure
+    return checked(settings, lambda: _load(settings, loading))
 
 
 def _load(settings: EngineSettings, loading: Loading) -> LoadedEncoder:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -51,6 +51,7 @@ class LoadedModel:
 
 
 Read = Callable[[EngineSettings], LoadedModel]
+Loaded = TypeVar("Loaded")
 
 
 def load_checked(settings: EngineSettings, loading: Loading, read: Read) -> LoadedModel:
@@ -63,10 +64,20 @@ def load_checked(settings: EngineSettings, loading: Loading, read: Read) -> Load
         InferdError: MODEL_CORRUPT, MODEL_UNSUPPORTED or MODEL_LOAD_FAILED.
         LoadAbandoned: as `loading` wished.
     """
+    return checked(settings, lambda: _with_weights(read(settings), loading))
+
+
+def checked(settings: EngineSettings, load: Callable[[], Loaded]) -> Loaded:
+    """What `load` makes of a folder that was checked; when it fails, nothing of it is left in memory.
+
+    Raises:
+        InferdError: MODEL_CORRUPT, MODEL_UNSUPPORTED or MODEL_LOAD_FAILED.
+        LoadAbandoned: `load` raised it.
+    """
     check_model_folder(settings)
     failure: Exception
     try:
-        return _with_weights(read(settings), loading)
+        return load()
     except LoadAbandoned:
         failure = LoadAbandoned()
     except MODEL_ERRORS as error:
@@ -188,6 +199,6 @@ def explain(settings: EngineSettings, error: Exception) -> InferdError:
         return model_corrupt(settings.name, "config.json", text)
     if isinstance(error, ValueError) and str(error).startswith("Missing "):
         return model_corrupt(settings.name, weight_files(settings.path)[0].name, f"weights are missing: {text}")
-    if isinstance(error, NotImplementedError) or "not supported" in str(error):
+    if isinstance(error, NotImplementedError) or "not supported" in str(error):  # raised by mlx_lm for unknown layers
         return model_unsupported(settings.name, text)
     return model_load_failed(settings.name, text)
